@@ -1,0 +1,1 @@
+"""What goes over the wire: topics, records, keys, headers. Everything here is public API and additive only."""

@@ -1,0 +1,78 @@
+"""Records to bytes and back, with the headers that travel beside them.
+
+Values are JSON. Headers out are CloudEvents in Kafka's binary mode (`ce_*`) plus a few of ours; headers in are optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from streams.errors import PoisonRecord
+
+R = TypeVar("R", bound=msgspec.Struct)
+Headers = list[tuple[str, bytes]]
+
+MAX_INBOUND_BYTES: Final = 262_144
+"""Control records and commands are small; what is larger is a mistake and goes to the dead letters."""
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """JSON bytes of a record. Raises `ValueError` for text that is not valid Unicode."""
+    return _ENCODER.encode(record)
+
+
+class Decoder(Generic[R]):
+    """Decodes values of one record type, turning every failure into a `PoisonRecord` with its reason."""
+
+    def __init__(self, record_type: Any, *, max_bytes: int = MAX_INBOUND_BYTES) -> None:
+        self._decoder: msgspec.json.Decoder[R] = msgspec.json.Decoder(record_type)
+        self._max_bytes = max_bytes
+
+    def __call__(self, value: bytes) -> R:
+        """Decode `value`. Raises `PoisonRecord` (`too_large`, `not_json`, `schema`); its text quotes no content."""
+        if len(value) > self._max_bytes:
+            raise PoisonRecord("too_large", f"{len(value)} bytes, at most {self._max_bytes} are allowed")
+        try:
+            return self._decoder.decode(value)
+        except msgspec.ValidationError as error:
+            raise PoisonRecord("schema", str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise PoisonRecord("not_json", str(error)[:200]) from None
+
+
+def cloud_event_headers(*, event_id: str, event_type: str, source: str, at: datetime) -> Headers:
+    """CloudEvents 1.0 attributes, Kafka protocol binding, binary content mode."""
+    return [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", event_id.encode()),
+        ("ce_type", event_type.encode()),
+        ("ce_source", source.encode()),
+        ("ce_time", at.astimezone(UTC).isoformat().replace("+00:00", "Z").encode()),
+        ("content-type", b"application/json"),
+    ]
+
+
+def header(headers: Iterable[tuple[str, bytes]] | None, name: str) -> bytes | None:
+    """First header of that name, if any."""
+    return next((value for key, value in headers or () if key == name), None)
+
+
+def dead_letter_headers(
+    *, topic: str, partition: int, offset: int, reason: str, error: str, original: Sequence[tuple[str, bytes]] = ()
+) -> Headers:
+    """Headers of a dead letter: where it came from and why it is here, after the headers it came with."""
+    kept = [(key, value) for key, value in original if not key.startswith("dlq_")]
+    return [
+        *kept,
+        ("dlq_topic", topic.encode()),
+        ("dlq_partition", str(partition).encode()),
+        ("dlq_offset", str(offset).encode()),
+        ("dlq_reason", reason.encode()),
+        ("dlq_error", error[:1000].encode("utf-8", "replace")),
+    ]
