@@ -1,0 +1,42 @@
+"""The canonical form of a message's identifying header fields, for hashing.
+
+Invariant: the form depends only on the fields' bodies. It is the same however a server folds lines, orders different
+fields, writes field names or ends lines, and whichever other fields come along; and it tells an absent field from an
+empty one. It is itself a header block, of which it is the canonical form.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from streams.mime.fields import fields_of, unfolded_block
+from streams.mime.values import HeaderLimits
+
+IDENTITY_FIELDS: Final = ("message-id", "from", "to", "cc", "subject", "date", "references", "in-reply-to")
+"""The fields that make the canonical form, in its order. Part of stored identities: never to be changed."""
+
+_KNOWN: Final = {spelling: name for name in IDENTITY_FIELDS for spelling in (name, name.title(), name.upper())} | {
+    "Message-ID": "message-id"
+}
+
+# Fixed, unlike the limits of parse_headers: a setting must not change what a message is.
+_LIMITS: Final = HeaderLimits(max_bytes=1_048_576, max_lines=1_048_576)
+
+
+def canonical_identity(raw: bytes) -> bytes:
+    """The identifying fields of a raw header block in canonical form; ``b""`` if it has none of them (case 46).
+
+    One line ``name:body`` for each field present, in the order of :data:`IDENTITY_FIELDS`, repeated fields in the order
+    they stand in. Runs of white space in bodies are one blank, none at the ends. Bytes are otherwise kept as they are.
+    Reads the first MiB of the block. Never raises on content.
+    """
+    known = _KNOWN
+    bodies: dict[str, str] = {}
+    for written, body in fields_of(unfolded_block(raw, _LIMITS, set())):
+        name = known.get(written) or known.get(written.lower())
+        if name is not None:
+            line = f"{name}:{' '.join(body.split())}\n"
+            bodies[name] = bodies[name] + line if name in bodies else line
+    if not bodies:
+        return b""
+    return "".join([bodies[name] for name in IDENTITY_FIELDS if name in bodies]).encode("latin-1")
