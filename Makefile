@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help venv check test unit bench demo storm storm-selftest soak fuzz stack dovecot clean
+.PHONY: help venv check schemas test unit bench demo storm storm-selftest soak fuzz stack dovecot clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "; print "mailstreams\n"} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 check: $(STAMP) ## the quick gate: format, lint, types, layers, generated files, unit and contract tests
 	@bin/check $(BIN)
+
+schemas: $(STAMP) ## write schemas/ anew from the records
+	$(BIN)/python -m streams.contracts.schemas
 
 unit: $(STAMP) ## unit and contract tests only: no services
 	$(BIN)/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)

@@ -14,8 +14,8 @@ TierReason = Literal["session", "recent_mail", "idle_mail", "no_mail", "budget",
 Phase = Literal["starting", "syncing", "running", "backing_off", "unserved", "stopped"]
 
 
-class AccountStateChanged(Record, kw_only=True):
-    """`account.state_changed`, key account_id. The highest `version` wins; one without a version is taken as it comes."""
+class AccountStateChanged(Record, frozen=True, kw_only=True):
+    """`account.state_changed`, key account_id. The highest `version` wins; without one, the last to arrive."""
 
     account_id: Uuid
     user_id: Token
@@ -25,7 +25,7 @@ class AccountStateChanged(Record, kw_only=True):
     reason: Annotated[str, msgspec.Meta(max_length=500)] | None = None
 
 
-class UserActive(Record, kw_only=True):
+class UserActive(Record, frozen=True, kw_only=True):
     """`user.active`, key user_id: the user has a session right now."""
 
     user_id: Token
@@ -33,7 +33,7 @@ class UserActive(Record, kw_only=True):
     at: Timestamp
 
 
-class AccountHeat(Record, kw_only=True):
+class AccountHeat(Record, frozen=True, kw_only=True):
     """`account.heat` (internal), key account_id: a session keeps this account hot until `until`."""
 
     account_id: Uuid
@@ -42,7 +42,7 @@ class AccountHeat(Record, kw_only=True):
     at: Timestamp
 
 
-class UserAccount(Record, kw_only=True):
+class UserAccount(Record, frozen=True, kw_only=True):
     """`user.accounts` (internal), key user_id: an account has joined or left a user."""
 
     user_id: Token
@@ -51,7 +51,7 @@ class UserAccount(Record, kw_only=True):
     version: int | None = None
 
 
-class AccountTierChanged(Record, kw_only=True):
+class AccountTierChanged(Record, frozen=True, kw_only=True):
     """`account.tier_changed`, key account_id, compacted: the tier an owner recorded; its successor inherits it."""
 
     account_id: Uuid
@@ -61,7 +61,7 @@ class AccountTierChanged(Record, kw_only=True):
     previous: Tier | None = None
 
 
-class SyncError(Record, kw_only=True):
+class SyncError(Record, frozen=True, kw_only=True):
     """The last thing that went wrong, safe to show."""
 
     code: str
@@ -70,7 +70,7 @@ class SyncError(Record, kw_only=True):
     mailbox: str | None = None
 
 
-class AccountSyncStatus(Record, kw_only=True):
+class AccountSyncStatus(Record, frozen=True, kw_only=True):
     """`account.sync_status`, key account_id, compacted: how the account is doing."""
 
     account_id: Uuid

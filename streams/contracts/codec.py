@@ -1,6 +1,6 @@
 """Records to bytes and back, with the headers that travel beside them.
 
-Values are JSON. Headers out are CloudEvents in Kafka's binary mode (`ce_*`) plus a few of ours; headers in are optional.
+Values are JSON. Headers out are CloudEvents in Kafka's binary mode (`ce_*`) plus ours; headers in are optional.
 """
 
 from __future__ import annotations

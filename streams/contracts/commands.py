@@ -12,8 +12,8 @@ OwnerCommandKind = Literal["sync_now", "resync", "backfill", "verify"]
 JobKind = Literal["export"]
 
 
-class Command(Record, kw_only=True):
-    """`sync.commands` and `sync.jobs`, key account_id. `kind` decides what `args` may hold (validated by the handler)."""
+class Command(Record, frozen=True, kw_only=True):
+    """`sync.commands` and `sync.jobs`, key account_id. `kind` decides what `args` may hold."""
 
     command_id: Token
     account_id: Uuid
@@ -23,7 +23,7 @@ class Command(Record, kw_only=True):
     deadline: Timestamp | None = None
 
 
-class CommandEvent(Record, kw_only=True, tag_field="type"):
+class CommandEvent(Record, frozen=True, kw_only=True, tag_field="type"):
     """What every event of a command carries."""
 
     command_id: Token
@@ -34,11 +34,11 @@ class CommandEvent(Record, kw_only=True, tag_field="type"):
     worker: str | None = None
 
 
-class CommandStarted(CommandEvent, kw_only=True, tag="started"):
+class CommandStarted(CommandEvent, frozen=True, kw_only=True, tag="started"):
     """A worker has begun (published once; an execution repeated after a crash says so by its attempt)."""
 
 
-class CommandProgress(CommandEvent, kw_only=True, tag="progress"):
+class CommandProgress(CommandEvent, frozen=True, kw_only=True, tag="progress"):
     """How far it is: `fraction` only ever grows within an attempt."""
 
     fraction: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -46,13 +46,13 @@ class CommandProgress(CommandEvent, kw_only=True, tag="progress"):
     message: str | None = None
 
 
-class CommandSuccess(CommandEvent, kw_only=True, tag="success"):
+class CommandSuccess(CommandEvent, frozen=True, kw_only=True, tag="success"):
     """Concluded: done. Exactly one success or failure is published for a command."""
 
     result: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class CommandFailure(CommandEvent, kw_only=True, tag="failure"):
+class CommandFailure(CommandEvent, frozen=True, kw_only=True, tag="failure"):
     """Concluded: not done. `retryable` tells the sender whether sending it again may help."""
 
     code: str

@@ -16,19 +16,21 @@ import msgspec
 
 from streams.contracts.values import ModSeq, Record, Timestamp, Uid, UidValidity, Uuid
 
-Sequence = Annotated[int, msgspec.Meta(ge=1, description="gapless per account; account_id/sequence identifies the event")]
+Sequence = Annotated[
+    int, msgspec.Meta(ge=1, description="gapless per account; account_id/sequence identifies the event")
+]
 MessageKey = Annotated[str, msgspec.Meta(min_length=1, max_length=64, description="our id of the message")]
 MailboxKey = Annotated[str, msgspec.Meta(min_length=1, max_length=64, description="our id of the mailbox")]
 
 
-class Address(Record, kw_only=True):
+class Address(Record, frozen=True, kw_only=True):
     """One mailbox address of a header field; either part may be missing."""
 
     name: str | None = None
     address: str | None = None
 
 
-class MessageHeaders(Record, kw_only=True):
+class MessageHeaders(Record, frozen=True, kw_only=True):
     """Parsed header fields. Absent is absent, never an empty string."""
 
     from_: tuple[Address, ...] = msgspec.field(default=(), name="from")
@@ -42,7 +44,7 @@ class MessageHeaders(Record, kw_only=True):
     references: tuple[str, ...] = ()
 
 
-class Attachment(Record, kw_only=True):
+class Attachment(Record, frozen=True, kw_only=True):
     """One attachment as the server's BODYSTRUCTURE describes it."""
 
     part: str
@@ -53,7 +55,7 @@ class Attachment(Record, kw_only=True):
     inline: bool = False
 
 
-class Place(Record, kw_only=True):
+class Place(Record, frozen=True, kw_only=True):
     """Where a message is: the triple (mailbox, uidvalidity, uid)."""
 
     mailbox_id: MailboxKey
@@ -62,7 +64,7 @@ class Place(Record, kw_only=True):
     uid: Uid
 
 
-class Change(Record, kw_only=True, tag_field="type"):
+class Change(Record, frozen=True, kw_only=True, tag_field="type"):
     """What every event carries."""
 
     account_id: Uuid
@@ -70,7 +72,7 @@ class Change(Record, kw_only=True, tag_field="type"):
     at: Timestamp
 
 
-class MailboxDiscovered(Change, kw_only=True, tag="mailbox.discovered"):
+class MailboxDiscovered(Change, frozen=True, kw_only=True, tag="mailbox.discovered"):
     """A mailbox has appeared (or was seen for the first time)."""
 
     mailbox_id: MailboxKey
@@ -83,7 +85,7 @@ class MailboxDiscovered(Change, kw_only=True, tag="mailbox.discovered"):
     attributes: tuple[str, ...] = ()
 
 
-class MailboxRenamed(Change, kw_only=True, tag="mailbox.renamed"):
+class MailboxRenamed(Change, frozen=True, kw_only=True, tag="mailbox.renamed"):
     """The mailbox, its id and all its messages go on under a new name (or with new attributes)."""
 
     mailbox_id: MailboxKey
@@ -95,14 +97,14 @@ class MailboxRenamed(Change, kw_only=True, tag="mailbox.renamed"):
     selectable: bool = True
 
 
-class MailboxDeleted(Change, kw_only=True, tag="mailbox.deleted"):
+class MailboxDeleted(Change, frozen=True, kw_only=True, tag="mailbox.deleted"):
     """The mailbox and every place in it are gone."""
 
     mailbox_id: MailboxKey
     mailbox: str
 
 
-class MailboxReset(Change, kw_only=True, tag="mailbox.reset"):
+class MailboxReset(Change, frozen=True, kw_only=True, tag="mailbox.reset"):
     """UIDVALIDITY changed (or UIDs proved wrong): new epoch. Moves and removals of the old places follow."""
 
     mailbox_id: MailboxKey
@@ -112,7 +114,7 @@ class MailboxReset(Change, kw_only=True, tag="mailbox.reset"):
     reason: str = "uidvalidity_changed"
 
 
-class MessageAdded(Change, kw_only=True, tag="message.added"):
+class MessageAdded(Change, frozen=True, kw_only=True, tag="message.added"):
     """A message has a new place."""
 
     mailbox_id: MailboxKey
@@ -134,7 +136,7 @@ class MessageAdded(Change, kw_only=True, tag="message.added"):
     truncated: bool = False
 
 
-class MessageMoved(Change, kw_only=True, tag="message.moved"):
+class MessageMoved(Change, frozen=True, kw_only=True, tag="message.moved"):
     """The same message, one place given up for another."""
 
     message_id: MessageKey
@@ -145,7 +147,7 @@ class MessageMoved(Change, kw_only=True, tag="message.moved"):
     labels: tuple[str, ...] | None = None
 
 
-class MessageFlagsChanged(Change, kw_only=True, tag="message.flags_changed"):
+class MessageFlagsChanged(Change, frozen=True, kw_only=True, tag="message.flags_changed"):
     """The full set of flags after the change, and what changed."""
 
     mailbox_id: MailboxKey
@@ -160,7 +162,7 @@ class MessageFlagsChanged(Change, kw_only=True, tag="message.flags_changed"):
     labels: tuple[str, ...] | None = None
 
 
-class MessageRemoved(Change, kw_only=True, tag="message.removed"):
+class MessageRemoved(Change, frozen=True, kw_only=True, tag="message.removed"):
     """The place is gone. The message may have others."""
 
     mailbox_id: MailboxKey
@@ -170,7 +172,7 @@ class MessageRemoved(Change, kw_only=True, tag="message.removed"):
     message_id: MessageKey
 
 
-class MessageUnreadable(Change, kw_only=True, tag="message.unreadable"):
+class MessageUnreadable(Change, frozen=True, kw_only=True, tag="message.unreadable"):
     """The server has a message here that could not be read; it is tried again on its own schedule."""
 
     mailbox_id: MailboxKey
@@ -181,14 +183,14 @@ class MessageUnreadable(Change, kw_only=True, tag="message.unreadable"):
     attempts: int = 1
 
 
-class AccountCaughtUp(Change, kw_only=True, tag="account.caught_up"):
+class AccountCaughtUp(Change, frozen=True, kw_only=True, tag="account.caught_up"):
     """Every mailbox has been looked at once since this account was first seen; live from here on."""
 
     mailboxes: int
     messages: int
 
 
-class BackfillCompleted(Change, kw_only=True, tag="backfill.completed"):
+class BackfillCompleted(Change, frozen=True, kw_only=True, tag="backfill.completed"):
     """The history of one mailbox is in the log, back to `since` (all of it when absent)."""
 
     mailbox_id: MailboxKey

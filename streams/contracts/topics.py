@@ -94,7 +94,12 @@ def dead_letter_name(topic: str) -> str:
 
 
 TOPICS: Final[tuple[TopicSpec, ...]] = _BASE + tuple(
-    TopicSpec(dead_letter_name(t.name), "as it came", f"records of {t.name} that could not be handled", retention_ms=30 * _DAY_MS)
+    TopicSpec(
+        dead_letter_name(t.name),
+        "as it came",
+        f"records of {t.name} that could not be handled",
+        retention_ms=30 * _DAY_MS,
+    )
     for t in _BASE
     if t.dead_letters
 )
