@@ -1,6 +1,6 @@
 """Which event about an account's life counts (row S8). Owns the order of events; the accounts table keeps the outcome.
 
-The order comes from `version`, a number that the database bumps with every change of the account's row; clocks decide nothing:
+The order comes from `version`, which the database bumps with every change of the account's row; clocks decide nothing:
 
 =============================  ==========================================================================
 first event of the account     applies

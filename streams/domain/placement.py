@@ -1,8 +1,8 @@
 """Which live accounts a worker runs when it holds more than it may (row S2). Owns the choice; the host carries it out.
 
-Invariants: never more than `capacity` accounts are chosen; what is served stays served (no churn) unless an account with a
-session would otherwise wait, and then the coldest served account without a session makes room; a place that is free goes to
-the hottest that waits.
+Invariants: never more than `capacity` accounts are chosen; what is served stays served (no churn) unless an account
+with a session would otherwise wait, and then the coldest served account without a session makes room; a place that is
+free goes to the hottest that waits.
 """
 
 from __future__ import annotations

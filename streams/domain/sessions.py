@@ -1,8 +1,8 @@
 """Sessions of users and how their heat reaches accounts (row S12). Owns grace, coalescing and who belongs to whom.
 
-A user's activity keeps every account of the user hot. It is passed on to the accounts with `until = at + 1.25 × grace`, and
-not again before a quarter of the grace has passed: **whenever the user was active, the accounts are hot for at least one
-grace from then**, and a user who pings every second costs an account four records per grace.
+A user's activity keeps every account of the user hot. It is passed on to the accounts with `until = at + 1.25 × grace`,
+and not again before a quarter of the grace has passed: **whenever the user was active, the accounts are hot for at
+least one grace from then**, and a user who pings every second costs an account four records per grace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ MAX_ACCOUNTS_PER_USER: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class UserState:
-    """Sessions and accounts of one user: `until` when its heat lasts, `forwarded_at` the activity that was last passed on,
-    `accounts` the version under which each account joined."""
+    """Sessions and accounts of one user.
+
+    `until` is when its heat ends, `forwarded_at` the activity that was last passed on, `accounts` the version under which
+    each account joined.
+    """
 
     until: datetime | None = None
     forwarded_at: datetime | None = None
@@ -49,7 +52,8 @@ def on_active(user: UserState, *, at: datetime, grace: timedelta, now: datetime)
 def on_member(user: UserState, account_id: str, *, member: bool, version: int | None) -> UserState | None:
     """The user's state after an account joined or left; None if nothing changes.
 
-    An older version loses; one without a version is taken as it comes. Raises `ValueError` beyond `MAX_ACCOUNTS_PER_USER`.
+    An older version loses; one without a version is taken as it comes.
+    Raises `ValueError` beyond `MAX_ACCOUNTS_PER_USER`.
     """
     present = account_id in user.accounts
     if not present and not member:

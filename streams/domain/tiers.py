@@ -10,9 +10,10 @@ no mail at all        cold    `no_mail`
 never evaluated       warm    `default`
 ====================  ======  ===========================================================================
 
-Invariants: an account with a session is hot whatever the budget; accounts without one are hot only while all hot accounts
-together fit the budget; a decision comes out only where the tier differs from the recorded one, so a reason tells why the
-account came to its tier. Promotion by activity is immediate (`on_heat`, `on_mail`), demotion waits for `evaluate`.
+Invariants: an account with a session is hot whatever the budget; accounts without one are hot only while all hot
+accounts together fit the budget; a decision comes out only where the tier differs from the recorded one, so a reason
+tells why the account came to its tier. Promotion by activity is immediate (`on_heat`, `on_mail`), demotion waits for
+`evaluate`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TierInput:
 
 @dataclass(frozen=True, slots=True)
 class TierDecision:
-    """A change of tier. `previous` is the tier the decision was taken on: it lapses when the account has another by now."""
+    """A change of tier. `previous` is the tier it was taken on: it lapses when the account has another by now."""
 
     account_id: str
     tier: Tier
@@ -83,7 +84,7 @@ def by_mail(
 
 
 def on_heat(account: TierInput, *, now: datetime) -> TierDecision | None:
-    """The session heat of an account was set: hot at once if it is active. The end of a session demotes nothing here."""
+    """The session heat of an account was set: hot at once if it is active. A session that ends demotes nothing here."""
     if account.tier != "hot" and account.has_session(now):
         return TierDecision(account.account_id, "hot", account.tier, "session")
     return None
@@ -129,23 +130,22 @@ def evaluate_in_slices(
     now: datetime,
     slice_accounts: int = SLICE_ACCOUNTS,
 ) -> Iterator[list[TierDecision]]:
-    """The same changes, a list (perhaps empty) after every `slice_accounts` accounts, so that the caller can let others run.
+    """The same changes, a list (perhaps empty) after every `slice_accounts` accounts, between which others can run.
 
     One pass, O(log budget) per account. A decision is final when it comes out; but the account may have changed since
     its input was read, so ask `still_holds` before applying it.
     """
-    # The most recently active accounts without a session that still fit. The bound only ever shrinks (each session takes
-    # a place), so what is pushed out stays out.
+    # The most recently active accounts without a session that still fit. The bound only ever shrinks (each session
+    # takes a place), so what is pushed out stays out.
     kept: list[tuple[float, str, TierInput]] = []
     places = max(hot_budget, 0)
     changes: list[TierDecision] = []
-    count = 0
 
     def decide(account: TierInput, tier: Tier, reason: TierReason) -> None:
         if tier != account.tier:
             changes.append(TierDecision(account.account_id, tier, account.tier, reason))
 
-    for account in accounts:
+    for count, account in enumerate(accounts, 1):
         if account.has_session(now):
             decide(account, "hot", "session")
             places -= 1
@@ -158,7 +158,6 @@ def evaluate_in_slices(
         if len(kept) > max(places, 0):
             # One account came or one place went, so one has to leave.
             decide(heapq.heappop(kept)[2], "warm", "budget")
-        count += 1
         if count % slice_accounts == 0:
             yield changes
             changes = []
@@ -171,7 +170,7 @@ def evaluate_in_slices(
 
 
 def still_holds(decision: TierDecision, account: TierInput, *, now: datetime) -> bool:
-    """Whether a decision may still be applied to the account as it is by now: same tier, and no session that it would cut."""
+    """Whether a decision may be applied to the account as it is by now: same tier, and no session that it would cut."""
     return account.tier == decision.previous and (decision.tier == "hot" or not account.has_session(now))
 
 
