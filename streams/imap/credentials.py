@@ -1,7 +1,7 @@
 """Secrets in memory and the shapes credentials have.
 
-Invariant: no secret is shown by `repr`, `str`, a format string, a traceback or a pickle. `Secret.reveal` is the only way
-to the text, and only `sasl` and `oauth` call it.
+Invariant: no secret is shown by `repr`, `str`, a format string, a traceback or a pickle. `Secret.reveal` is the only
+way to the text, and only `sasl` and `oauth` call it.
 """
 
 from __future__ import annotations

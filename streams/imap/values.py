@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Literal, Union
+from typing import Literal, TypeAlias
 
 import msgspec
 from pyroaring import BitMap
@@ -18,7 +18,7 @@ from pyroaring import BitMap
 TlsMode = Literal["tls", "starttls", "plain"]
 
 # A parsed BODYSTRUCTURE: strings as bytes, NIL as None, lists as tuples (RFC 3501 section 7.4.2).
-Structure = Union[bytes, None, tuple["Structure", ...]]
+Structure: TypeAlias = "bytes | tuple[Structure, ...] | None"
 
 
 @dataclass(frozen=True, slots=True)
