@@ -1,0 +1,94 @@
+"""Where restored mirrors lie on this machine, so that memory does not grow with the mail.
+
+One RocksDB for the worker, a key prefix for each partition. It is a cache of `mailbox.mirror` and nothing else: it is emptied when
+the process starts, and it holds a record only after the transaction with that record was committed. With the records lies the
+offset up to which the partition was read, so that a shard which must start over reads only the tail.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
+
+from streams.errors import ConfigurationError
+
+_BLOCK_CACHE_BYTES = 32 << 20
+_WRITE_BUFFER_BYTES = 16 << 20
+
+
+class MirrorStore:
+    """Local key-value store of mirror records, by partition. Keys are the records' own keys."""
+
+    def __init__(self, directory: Path) -> None:
+        """Opens an empty store below `directory`. Raises `ConfigurationError` when it cannot be written."""
+        self._path = directory / "mirror"
+        try:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            options = Options(raw_mode=True)
+            options.create_if_missing(True)
+            options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+            options.set_max_write_buffer_number(2)
+            options.set_keep_log_file_num(1)
+            table = BlockBasedOptions()
+            table.set_block_cache(Cache(_BLOCK_CACHE_BYTES))
+            table.set_bloom_filter(10, False)
+            options.set_block_based_table_factory(table)
+            self._db = Rdict(str(self._path), options, access_type=AccessType.read_write())
+        except Exception as error:
+            raise ConfigurationError(f"DATA_DIR: {self._path} cannot be used: {str(error)[:200]}") from None
+
+    def get(self, partition: int, key: str) -> bytes | None:
+        """Value of a key, if present."""
+        value = self._db.get(_key(partition, key))
+        return None if value is None else bytes(value)
+
+    def scan(self, partition: int, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Records whose key begins with `prefix`, in key order."""
+        start = _key(partition, prefix)
+        options = ReadOptions()
+        options.set_iterate_upper_bound(start + b"\xff")
+        for raw_key, value in self._db.items(from_key=start, read_opt=options):
+            if not raw_key.startswith(start):
+                break
+            yield bytes(raw_key[3:]).decode(), bytes(value)
+
+    def position(self, partition: int) -> int:
+        """Offset of `mailbox.mirror` up to which this partition has been read here; 0 if never."""
+        value = self._db.get(_position_key(partition))
+        return 0 if value is None else int(struct.unpack(">q", value)[0])
+
+    def apply(self, partition: int, records: Mapping[str, bytes | None], position: int | None) -> None:
+        """Write records (None deletes) and the new position atomically."""
+        batch = WriteBatch(raw_mode=True)
+        for key, value in records.items():
+            if value is None:
+                batch.delete(_key(partition, key))
+            else:
+                batch.put(_key(partition, key), value)
+        if position is not None:
+            batch.put(_position_key(partition), struct.pack(">q", position))
+        self._db.write(batch)
+
+    def forget(self, partition: int) -> None:
+        """Drop everything of a partition."""
+        begin = b"r" + struct.pack(">H", partition)
+        self._db.delete_range(begin, begin + b"\xff" * 8)
+        self._db.delete(_position_key(partition))
+
+    def close(self) -> None:
+        """Close the database and remove it."""
+        self._db.close()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _key(partition: int, key: str) -> bytes:
+    return b"r" + struct.pack(">H", partition) + key.encode()
+
+
+def _position_key(partition: int) -> bytes:
+    return b"p" + struct.pack(">H", partition)
