@@ -1,0 +1,1 @@
+"""One module per revision, oldest first. A released revision is never edited."""
