@@ -17,14 +17,41 @@ from __future__ import annotations
 
 from streams.mime.headers import HEADER_FIELDS, parse_headers
 from streams.mime.identity import IDENTITY_FIELDS, canonical_identity
-from streams.mime.values import Address, HeaderLimits, Headers
+from streams.mime.message import parse_message, part_content
+from streams.mime.preview import message_preview, preview
+from streams.mime.structure import StructureValue, attachments_from_structure, leaves_of_structure, text_part
+from streams.mime.transfer import decode_transfer
+from streams.mime.values import (
+    Address,
+    Attachment,
+    HeaderLimits,
+    Headers,
+    Leaf,
+    MessageCaps,
+    MimePart,
+    ParsedMessage,
+)
 
 __all__ = [
     "HEADER_FIELDS",
     "IDENTITY_FIELDS",
     "Address",
+    "Attachment",
     "HeaderLimits",
     "Headers",
+    "Leaf",
+    "MessageCaps",
+    "MimePart",
+    "ParsedMessage",
+    "StructureValue",
+    "attachments_from_structure",
     "canonical_identity",
+    "decode_transfer",
+    "leaves_of_structure",
+    "message_preview",
     "parse_headers",
+    "parse_message",
+    "part_content",
+    "preview",
+    "text_part",
 ]

@@ -33,6 +33,10 @@ _OFFSETS: Final[dict[str, timedelta]] = {
     **{name: timedelta(hours=hours) for name, hours in (_ZONE_HOURS | _ZONE_HOURS_BEYOND_RFC).items()},
 }
 
+# As nearly all senders write it.
+_USUAL: Final = re.compile(
+    r" ?(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-]\d{4})(?!\d)"
+)
 # Every repetition is possessive or has a fixed bound, so that no input makes the search go back.
 _RFC5322: Final = re.compile(
     r"\s*+(?:[A-Za-z]{2,9}+\.?,?\s*+)?"
@@ -55,7 +59,7 @@ def parse_date(value: str) -> datetime | None:
     Two-digit years are read as RFC 5322 4.3 says (00-49 are 2000 to 2049), a leap second as the second before, a
     missing or unknown zone as UTC.
     """
-    match = _RFC5322.match(value)
+    match = _USUAL.match(value) or _RFC5322.match(value)
     if match is not None:
         day, month, year, hour, minute, second, zone = match.groups()
         return _moment(year, month, day, hour, minute, second or "0", zone)

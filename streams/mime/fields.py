@@ -13,9 +13,6 @@ from streams.mime import defects as d
 from streams.mime.values import HeaderLimits
 
 _FOLD: Final = re.compile(r"\n[ \t]+")
-# A field name is printable ASCII without a colon (RFC 5322 2.2); blanks before the colon are obsolete syntax (4.5).
-# Anything else, such as the "From " line of an mbox, is junk between fields and passed over.
-_FIELD: Final = re.compile(r"^([!-9;-~]+)[ \t]*:(.*)", re.MULTILINE)
 
 
 def unfolded_block(raw: bytes, limits: HeaderLimits, defects: set[str]) -> str:
@@ -23,11 +20,8 @@ def unfolded_block(raw: bytes, limits: HeaderLimits, defects: set[str]) -> str:
 
     Ends before the first empty line that follows a field; empty lines before the first field are passed over (case 94).
     """
-    if len(raw) > limits.max_bytes:
-        raw, cut = raw[: limits.max_bytes], True
-    else:
-        cut = False
-    text = raw.decode("latin-1")
+    cut = len(raw) > limits.max_bytes
+    text = (raw[: limits.max_bytes] if cut else raw).decode("latin-1")
     if "\r" in text:
         text = text.replace("\r\n", "\n")
         if "\r" in text:
@@ -42,7 +36,7 @@ def unfolded_block(raw: bytes, limits: HeaderLimits, defects: set[str]) -> str:
         # The last line may be half a line.
         text = text[: text.rfind("\n") + 1] or text
         defects.add(d.HEADER_BYTES)
-    if text.count("\n") > limits.max_lines:
+    if len(text) > limits.max_lines and text.count("\n") > limits.max_lines:
         text = "\n".join(text.split("\n", limits.max_lines)[:-1])
         defects.add(d.HEADER_FIELDS)
     if "\n " in text or "\n\t" in text:
@@ -50,6 +44,16 @@ def unfolded_block(raw: bytes, limits: HeaderLimits, defects: set[str]) -> str:
     return text
 
 
-def fields_of(block: str) -> list[tuple[str, str]]:
-    """Name as written and body of each field of an unfolded block, in order; bodies keep their outer blanks."""
-    return _FIELD.findall(block)
+def select(block: str, known: dict[str, str]) -> list[tuple[str, str]]:
+    """Name and body of the fields of an unfolded block that are in ``known``, in order; bodies keep their outer blanks.
+
+    ``known`` maps spellings of field names, the lower-case one at least, to the name wanted. Lines that are no field,
+    such as the "From " line of an mbox, are passed over; blanks before the colon are obsolete syntax (RFC 5322 4.5).
+    """
+    found: list[tuple[str, str]] = []
+    for line in block.split("\n"):
+        written, colon, body = line.partition(":")
+        name = known.get(written) or known.get(written.rstrip(" \t").lower())
+        if name is not None and colon:
+            found.append((name, body))
+    return found

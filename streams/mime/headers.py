@@ -16,7 +16,7 @@ from typing import Final
 from streams.mime import defects as d
 from streams.mime.addresses import parse_addresses
 from streams.mime.dates import parse_date
-from streams.mime.fields import fields_of, unfolded_block
+from streams.mime.fields import select, unfolded_block
 from streams.mime.text import clean, collapse, decode_field, decode_words, limit
 from streams.mime.values import Address, HeaderLimits, Headers
 
@@ -64,11 +64,7 @@ def parse_headers(raw: bytes, *, limits: HeaderLimits = DEFAULT_LIMITS) -> Heade
     defects: set[str] = set()
     block = unfolded_block(raw, limits, defects)
     fields: dict[str, str] = {}
-    known = _KNOWN
-    for written, body in fields_of(block):
-        name = known.get(written) or known.get(written.lower())
-        if name is None:
-            continue
+    for name, body in select(block, _KNOWN):
         if name in fields:
             body = _again(name, fields[name], body, defects)
         fields[name] = body

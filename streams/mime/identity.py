@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from streams.mime.fields import fields_of, unfolded_block
+from streams.mime.fields import select, unfolded_block
 from streams.mime.values import HeaderLimits
 
 IDENTITY_FIELDS: Final = ("message-id", "from", "to", "cc", "subject", "date", "references", "in-reply-to")
@@ -30,13 +30,10 @@ def canonical_identity(raw: bytes) -> bytes:
     they stand in. Runs of white space in bodies are one blank, none at the ends. Bytes are otherwise kept as they are.
     Reads the first MiB of the block. Never raises on content.
     """
-    known = _KNOWN
     bodies: dict[str, str] = {}
-    for written, body in fields_of(unfolded_block(raw, _LIMITS, set())):
-        name = known.get(written) or known.get(written.lower())
-        if name is not None:
-            line = f"{name}:{' '.join(body.split())}\n"
-            bodies[name] = bodies[name] + line if name in bodies else line
+    for name, body in select(unfolded_block(raw, _LIMITS, set()), _KNOWN):
+        line = f"{name}:{' '.join(body.split())}\n"
+        bodies[name] = bodies[name] + line if name in bodies else line
     if not bodies:
         return b""
     return "".join([bodies[name] for name in IDENTITY_FIELDS if name in bodies]).encode("latin-1")

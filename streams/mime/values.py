@@ -65,3 +65,80 @@ class Headers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """``type/subtype`` in lower case; None if the field is absent or is not a media type."""
     defects: tuple[str, ...] = ()
     """Names out of :mod:`streams.mime.defects`, sorted, each once."""
+
+
+class MessageCaps(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one MIME tree (cases 94 to 96). Reaching one is a defect, never an error."""
+
+    max_bytes: int = 67_108_864
+    """Octets of the message that are looked at."""
+    max_parts: int = 1_000
+    """Entities, leaves and multiparts together."""
+    max_depth: int = 50
+    """Multiparts in multiparts. Real mail stays under ten."""
+    max_header_bytes: int = 65_536
+    """Octets of one part's header block."""
+    max_seconds: float = 2.0
+    """Time by the clock that the caller gives."""
+    max_filename_chars: int = 512
+
+
+class Attachment(msgspec.Struct, frozen=True, gc=False):
+    """A part that is not the message's own text."""
+
+    part: str
+    """The part specifier of RFC 9051 6.4.5, as in ``BODY.PEEK[2.1]``."""
+    filename: str | None
+    """Decoded (RFC 2231, RFC 2047) and cleaned, but no safe path: it may hold ``/`` and ``..``."""
+    content_type: str
+    """``type/subtype`` in lower case."""
+    size: int | None
+    """Octets as transferred, that is, base64 and line ends included; None if the server did not say."""
+    content_id: str | None
+    """Without its angle brackets."""
+    inline: bool
+    """To be shown within the text (RFC 2183 2.1, or part of a multipart/related), not beside it."""
+
+
+class Leaf(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A part that holds no other part, as a BODYSTRUCTURE or the message itself describes it.
+
+    A message inside a message (message/rfc822) is a leaf: it is an attachment, and its inside is its own affair.
+    """
+
+    part: str
+    content_type: str = "text/plain"
+    charset: str | None = None
+    encoding: str = "7bit"
+    """The Content-Transfer-Encoding in lower case."""
+    size: int | None = None
+    """Octets as transferred."""
+    disposition: str | None = None
+    filename: str | None = None
+    content_id: str | None = None
+    parent: str = ""
+    """The subtype of the multipart around it, ``""`` for a message that is one part."""
+
+    @property
+    def subtype(self) -> str:
+        """What stands behind the slash of the content type."""
+        return self.content_type.partition("/")[2]
+
+
+class MimePart(Leaf, frozen=True, kw_only=True, gc=False):
+    """A leaf of a message at hand: ``raw[start:end]`` is its body, still encoded."""
+
+    start: int
+    end: int
+
+
+class ParsedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A message read whole: its headers and, in order, the leaves of its MIME tree."""
+
+    headers: Headers
+    parts: tuple[MimePart, ...]
+    attachments: tuple[Attachment, ...]
+    text: MimePart | None
+    """The part that holds the text to read: the first plain one, else the first HTML one."""
+    defects: tuple[str, ...]
+    """What was wrong with the tree; the headers have their own."""
