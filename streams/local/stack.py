@@ -1,0 +1,131 @@
+"""The whole local stack: what the environment names is used, the rest is started here.
+
+Invariant: `stop()` (and the end of this process, however it comes) leaves nothing running that `start()` began, and a
+directory that was made here is removed. What the environment names is never started, stopped or cleaned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from streams.local.dovecot import Dovecot, DovecotOptions
+from streams.local.jars import Progress
+from streams.local.kafka import Kafka
+from streams.local.postgres import Postgres
+from streams.local.pymap_server import PymapServer
+
+USUAL_PORTS = {"kafka": 9092, "postgres": 5432, "imap": 10143, "imaps": 10993}
+
+
+class Service(Protocol):
+    """What every service of the stack can do."""
+
+    name: str
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def environment(self) -> dict[str, str]: ...
+
+
+MailServer = Dovecot | PymapServer
+
+
+class LocalStack:
+    """Kafka, PostgreSQL and a mail server. `async with` starts and stops it."""
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        progress: Progress = lambda _: None,
+        usual_ports: bool = False,
+        given: Mapping[str, str] = os.environ,
+        dovecot: DovecotOptions | None = None,
+    ) -> None:
+        """`directory` keeps the data for another start; without it a temporary one is made and removed.
+
+        `usual_ports` prefers 9092, 5432, 10143 and 10993. `given` holds the settings of the product: with
+        KAFKA_BOOTSTRAP_SERVERS or POSTGRES_DSN in it, that service is taken as it is.
+        """
+        self._temporary = directory is None
+        self.directory = directory or _temporary_directory()
+        self._given = given
+        ports = USUAL_PORTS if usual_ports else dict.fromkeys(USUAL_PORTS, 0)
+        self.kafka = (
+            None
+            if given.get("KAFKA_BOOTSTRAP_SERVERS")
+            else Kafka(self.directory / "kafka", progress=progress, port=ports["kafka"])
+        )
+        self.postgres = (
+            None
+            if given.get("POSTGRES_DSN")
+            else Postgres(self.directory / "postgres", progress=progress, port=ports["postgres"])
+        )
+        self.mail: MailServer = (
+            Dovecot(
+                self.directory / "dovecot",
+                progress=progress,
+                options=dovecot,
+                port=ports["imap"],
+                tls_port=ports["imaps"],
+            )
+            if Dovecot.version()
+            else PymapServer(self.directory / "pymap", progress=progress, port=ports["imap"])
+        )
+
+    @property
+    def services(self) -> list[Service]:
+        """What is started here."""
+        every: tuple[Service | None, ...] = (self.mail, self.postgres, self.kafka)
+        return [service for service in every if service is not None]
+
+    async def start(self) -> None:
+        """Start everything at once. Raises `LocalStackError`, with nothing left running."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for service in self.services:
+                    group.create_task(service.start(), name=f"start {service.name}")
+        except BaseExceptionGroup as errors:
+            await self.stop()
+            raise errors.exceptions[0] from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop everything that runs, all at once."""
+        await asyncio.gather(*(service.stop() for service in self.services), return_exceptions=True)
+        if self._temporary:
+            await asyncio.to_thread(shutil.rmtree, self.directory, True)
+
+    def environment(self) -> dict[str, str]:
+        """The settings under which the product uses this stack."""
+        found = {name: self._given[name] for name in ("KAFKA_BOOTSTRAP_SERVERS", "POSTGRES_DSN") if name in self._given}
+        for service in self.services:
+            found |= service.environment()
+        return found
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _temporary_directory() -> Path:
+    """A directory that the unprivileged users of PostgreSQL and Dovecot may pass through."""
+    directory = Path(tempfile.mkdtemp(prefix="mailstreams-"))
+    directory.chmod(0o711)
+    return directory
