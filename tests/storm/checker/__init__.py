@@ -1,0 +1,12 @@
+"""The truth: an independent reader of mail server, log and database, and the rules that hold between them.
+
+It shares no code with the product, not even its records: it reads the server with `imapclient`, the log with a plain
+consumer and `json`, the database with SQL. What it proves is therefore not an agreement of the product with itself.
+
+    readers   server.py, log.py, database.py            what is there
+    fold.py                                             what the log adds up to, and events that make no sense
+    rules.py                                            what must hold between them
+    journal.py                                          what a script did, so that each event can be explained
+    secrets.py                                          what must be nowhere
+    truth.py                                            all of it, in one call
+"""

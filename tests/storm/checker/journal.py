@@ -1,0 +1,72 @@
+"""What a script did to one account, so that every event can be explained by a change that was.
+
+Places are named by (uidvalidity, uid): a server gives each mailbox of an account its own UIDVALIDITY, and a rename
+keeps it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tests.storm.checker.findings import Finding
+from tests.storm.checker.fold import FoldedAccount
+from tests.storm.checker.server import ServerMailbox, canonical_flags
+
+Spot = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Journal:
+    """Everything that ever was in an account. Written before or after each action, always before the check."""
+
+    created: set[Spot] = field(default_factory=set)
+    destroyed: set[Spot] = field(default_factory=set)
+    flags: defaultdict[Spot, set[frozenset[str]]] = field(default_factory=lambda: defaultdict(set))
+    names: set[str] = field(default_factory=set)
+
+    def observe(self, server: Mapping[str, ServerMailbox]) -> None:
+        """Take over what the server shows: also settles what an interrupted action may have done."""
+        present: set[Spot] = set()
+        for mailbox in server.values():
+            self.names.add(mailbox.wire_name)
+            for uid, message in mailbox.messages.items():
+                spot = (mailbox.uidvalidity, uid)
+                present.add(spot)
+                self.flags[spot].add(message.flags)
+        self.created |= present
+        self.destroyed |= self.created - present
+
+
+def explained(account: FoldedAccount, journal: Journal) -> Iterator[Finding]:
+    """No event for a change that never was."""
+    for event in account.events:
+        body = event.body
+        match event.kind:
+            case "message.added":
+                arrived, left, flags = [body], [], canonical_flags(body.get("flags", ()))
+            case "message.moved":
+                arrived, left, flags = [body["to"]], [body["from"]], canonical_flags(body.get("flags", ()))
+            case "message.removed":
+                arrived, left, flags = [], [body], frozenset()
+            case "message.flags_changed":
+                arrived, left, flags = [body], [], canonical_flags(body["flags"])
+            case _:
+                continue
+        for spot in arrived:
+            where = (spot["uidvalidity"], spot["uid"])
+            if where not in journal.created:
+                yield _unexplained(account, "invented_place", spot["mailbox"], where, str(event))
+            elif flags not in journal.flags[where]:
+                yield _unexplained(account, "invented_flags", spot["mailbox"], where, str(event), sorted(flags))
+        for spot in left:
+            where = (spot["uidvalidity"], spot["uid"])
+            if where not in journal.destroyed:
+                yield _unexplained(account, "invented_removal", spot["mailbox"], where, str(event))
+
+
+def _unexplained(
+    account: FoldedAccount, rule: str, mailbox: str, where: Spot, event: str, got: object = "an event"
+) -> Finding:
+    return Finding(rule, account.account, mailbox, where[1], "a change that the script made", got, (event,))

@@ -1,0 +1,273 @@
+"""What must hold: of the log by itself, and between log, mail server and database. Pure: values in, findings out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tests.storm.checker.database import Database
+from tests.storm.checker.findings import Finding
+from tests.storm.checker.fold import FoldedAccount, FoldedMailbox, by_partition
+from tests.storm.checker.log import Event, Raw
+from tests.storm.checker.server import ServerMailbox
+
+_NEAR = 4
+
+
+def _window(events: list[Event], index: int) -> tuple[str, ...]:
+    return tuple(str(event) for event in events[max(0, index - _NEAR) : index + _NEAR])
+
+
+def sequences(events: Iterable[Event]) -> Iterator[Finding]:
+    """Per account: 1, 2, 3, ... in the order of the log, in one partition. A gap is a loss, a repeat is a doubling."""
+    expected: dict[str, int] = defaultdict(lambda: 1)
+    home: dict[str, int] = {}
+    for partition, ordered in by_partition(events):
+        for event in ordered:
+            if home.setdefault(event.account, partition) != partition:
+                yield Finding("two_partitions", event.account, expected=home[event.account], got=partition)
+            wanted = expected[event.account]
+            if event.sequence != wanted:
+                rule = "sequence_gap" if event.sequence > wanted else "sequence_repeated"
+                near = [other for other in ordered if other.account == event.account]
+                yield Finding(
+                    rule, event.account, expected=wanted, got=event.sequence, around=_window(near, near.index(event))
+                )
+            expected[event.account] = event.sequence + 1
+
+
+def writers(events: Iterable[Event]) -> Iterator[Finding]:
+    """Per partition each `worker/fence` writes one unbroken run: nothing by a predecessor after its successor began."""
+    for partition, ordered in by_partition(events):
+        ended: set[str] = set()
+        current: str | None = None
+        fences: dict[str, int] = {}
+        for index, event in enumerate(ordered):
+            if event.writer is None:
+                yield Finding(
+                    "no_writer", event.account, expected="a header `writer`", got=None, around=_window(ordered, index)
+                )
+                continue
+            if event.writer == current:
+                continue
+            if event.writer in ended:
+                yield Finding(
+                    "writers_interleave",
+                    event.account,
+                    expected=f"partition {partition}: nothing more by {event.writer} once {current} had begun",
+                    got=str(event),
+                    around=_window(ordered, index),
+                )
+                current = event.writer
+                continue
+            if current is not None:
+                ended.add(current)
+            current = event.writer
+            worker, _, fence = event.writer.rpartition("/")
+            if fence.isdigit():
+                if int(fence) <= fences.get(worker, -1):
+                    yield Finding(
+                        "fence_went_back",
+                        event.account,
+                        expected=f"over {fences[worker]}",
+                        got=event.writer,
+                        around=_window(ordered, index),
+                    )
+                fences[worker] = int(fence)
+
+
+def strange_records(records: Iterable[Raw]) -> Iterator[Finding]:
+    """`mailbox.changes` holds changes and nothing else."""
+    for raw in records:
+        yield Finding(
+            "strange_record", expected="a change keyed by its account", got=f"{raw.partition}@{raw.offset} {raw.key!r}"
+        )
+
+
+def headers_of_changes(events: Iterable[Event], records: Mapping[tuple[int, int], Raw]) -> Iterator[Finding]:
+    """CloudEvents attributes say the same as the record."""
+    for event in events:
+        raw = records[event.partition, event.offset]
+        said = (raw.header("ce_id"), raw.header("ce_type"), raw.header("ce_specversion"))
+        meant = (f"{event.account}/{event.sequence}", event.kind, "1.0")
+        if said != meant:
+            yield Finding("headers", event.account, expected=meant, got=said)
+
+
+def _by_wire_name(account: FoldedAccount) -> Iterator[tuple[str, FoldedMailbox] | Finding]:
+    names: dict[str, FoldedMailbox] = {}
+    for mailbox in account.mailboxes.values():
+        if not mailbox.selectable:
+            continue
+        wire = "INBOX" if mailbox.wire_name.upper() == "INBOX" else mailbox.wire_name
+        if wire in names:
+            yield Finding(
+                "name_twice",
+                account.account,
+                wire,
+                expected="one mailbox",
+                got=[names[wire].mailbox_id, mailbox.mailbox_id],
+            )
+        names[wire] = mailbox
+    yield from names.items()
+
+
+def log_against_server(account: FoldedAccount, server: Mapping[str, ServerMailbox]) -> Iterator[Finding]:
+    """Fold of the log = mail server: mailboxes, epochs, UIDs, flags; and one message id for one content."""
+    folded: dict[str, FoldedMailbox] = {}
+    for item in _by_wire_name(account):
+        if isinstance(item, Finding):
+            yield item
+        else:
+            folded[item[0]] = item[1]
+    for wire in sorted(server.keys() - folded.keys()):
+        yield Finding(
+            "mailbox_missing_in_log",
+            account.account,
+            wire,
+            expected="known",
+            got="unknown",
+            around=account.around(most=5),
+        )
+    for wire in sorted(folded.keys() - server.keys()):
+        near = account.around(mailbox_id=folded[wire].mailbox_id, most=5)
+        yield Finding("mailbox_only_in_log", account.account, wire, expected="gone", got="there", around=near)
+    for wire in sorted(folded.keys() & server.keys()):
+        yield from _mailbox(account, folded[wire], server[wire])
+    yield from _old_places(account)
+    yield from _identities(account, folded, server)
+
+
+def _mailbox(account: FoldedAccount, folded: FoldedMailbox, there: ServerMailbox) -> Iterator[Finding]:
+    if folded.name != there.name:
+        yield Finding("mailbox_name", account.account, there.wire_name, expected=there.name, got=folded.name)
+    box = folded.mailbox_id
+    if folded.uidvalidity is not None and folded.uidvalidity != there.uidvalidity:
+        near = account.around(mailbox_id=box, most=5)
+        yield Finding(
+            "uidvalidity",
+            account.account,
+            there.wire_name,
+            expected=there.uidvalidity,
+            got=folded.uidvalidity,
+            around=near,
+        )
+        return
+    places = account.of_mailbox(box)
+    for uid in sorted(there.messages.keys() | places.keys()):
+        message, place = there.messages.get(uid), places.get(uid)
+        wrong: tuple[str, Any, Any] | None = None
+        if message is None:
+            wrong = ("message_only_in_log", "gone", place)
+        elif place is None:
+            if (box, there.uidvalidity, uid) not in account.unreadable:
+                wrong = ("message_missing_in_log", "there", None)
+        elif place.flags != message.flags:
+            wrong = ("flags", sorted(message.flags), sorted(place.flags))
+        if wrong is not None:
+            near = account.around(mailbox_id=box, uid=uid)
+            yield Finding(wrong[0], account.account, there.wire_name, uid, wrong[1], wrong[2], near)
+
+
+def _old_places(account: FoldedAccount) -> Iterator[Finding]:
+    for box, era, uid in account.places:
+        mailbox = account.mailboxes.get(box)
+        if mailbox is None or mailbox.uidvalidity != era:
+            near = account.around(mailbox_id=box, uid=uid)
+            name = mailbox.name if mailbox else box
+            yield Finding("old_epoch_left", account.account, name, uid, mailbox and mailbox.uidvalidity, era, near)
+
+
+def _identities(
+    account: FoldedAccount, folded: Mapping[str, FoldedMailbox], server: Mapping[str, ServerMailbox]
+) -> Iterator[Finding]:
+    """Places of equal content have one message id, of different content have different ones."""
+    ids_of: defaultdict[str, set[str]] = defaultdict(set)
+    contents_of: defaultdict[str, set[str]] = defaultdict(set)
+    for wire in folded.keys() & server.keys():
+        for uid, place in account.of_mailbox(folded[wire].mailbox_id).items():
+            message = server[wire].messages.get(uid)
+            if message is not None and message.content is not None:
+                ids_of[message.content].add(place.message)
+                contents_of[place.message].add(message.content)
+    for content, ids in ids_of.items():
+        if len(ids) > 1:
+            yield Finding("one_message_two_ids", account.account, expected="one id", got=(content, sorted(ids)))
+    for message_id, contents in contents_of.items():
+        if len(contents) > 1:
+            yield Finding(
+                "two_messages_one_id", account.account, expected="one content", got=(message_id, sorted(contents))
+            )
+
+
+def log_against_database(account: FoldedAccount, database: Database) -> Iterator[Finding]:
+    """Fold of the log = projection: mailboxes, places, flags, messages, what cannot be read, the sequence."""
+    name = account.account
+    rows = database.mailboxes.get(name, {})
+    for box in sorted(account.mailboxes.keys() | rows.keys()):
+        folded, row = account.mailboxes.get(box), rows.get(box)
+        if folded is None or row is None:
+            where = folded.name if folded else str(row["name"] if row else box)
+            yield Finding("database_mailbox", name, where, None, folded and folded.name, row and row["name"])
+            continue
+        said: dict[str, Any] = {"name": folded.name, "wire_name": folded.wire_name, "selectable": folded.selectable}
+        shown = {key: row[key] for key in said}
+        if shown != said and "\x00" not in folded.name:
+            yield Finding("database_mailbox", name, folded.name, None, said, shown)
+        if folded.uidvalidity is not None and row["uidvalidity"] not in (folded.uidvalidity, None):
+            yield Finding("database_uidvalidity", name, folded.name, None, folded.uidvalidity, row["uidvalidity"])
+    places = database.places.get(name, {})
+    for key in sorted(account.places.keys() | places.keys()):
+        folded_place, row_place = account.places.get(key), places.get(key)
+        got = None if row_place is None else (row_place.message, sorted(row_place.flags))
+        wanted = None if folded_place is None else (folded_place.message, sorted(folded_place.flags))
+        if got != wanted:
+            mailbox = account.mailboxes.get(key[0])
+            near = account.around(mailbox_id=key[0], uid=key[2])
+            yield Finding("database_place", name, mailbox.name if mailbox else key[0], key[2], wanted, got, near)
+    ids = {place.message for place in account.places.values()}
+    for message_id in sorted(ids ^ database.messages.get(name, set())):
+        yield Finding("database_message", name, expected=message_id in ids, got=f"{message_id}: the opposite")
+    for key in sorted(account.unreadable ^ database.unreadable.get(name, set())):
+        yield Finding(
+            "database_unreadable", name, key[0], key[2], key in account.unreadable, key not in account.unreadable
+        )
+    if database.sequences.get(name) != account.sequence:
+        yield Finding("database_sequence", name, expected=account.sequence, got=database.sequences.get(name))
+
+
+def nothing_else_in_database(accounts: Iterable[str], database: Database) -> Iterator[Finding]:
+    """The projection holds no account that the log does not."""
+    known = set(accounts)
+    for account in sorted((database.places.keys() | database.mailboxes.keys() | database.sequences.keys()) - known):
+        yield Finding("database_account", account, expected="not there", got="there")
+
+
+def positions(database: Database, topic: str, ends: Mapping[int, int]) -> Iterator[Finding]:
+    """At rest the projection stands at the end of the log, in every partition that has records."""
+    for partition, end in sorted(ends.items()):
+        at = database.positions.get((topic, partition))
+        if at != end and not (at is None and end == 0):
+            yield Finding("position", expected=f"{topic}/{partition} at {end}", got=at)
+
+
+def conclusions(records: Iterable[Raw], commands: Iterable[str]) -> Iterator[Finding]:
+    """W15: each command is concluded exactly once, and started before."""
+    import json
+
+    concluded: Counter[str] = Counter()
+    started: set[str] = set()
+    for raw in records:
+        body = json.loads(raw.value or b"{}")
+        command = body.get("command_id")
+        if body.get("type") == "started":
+            started.add(command)
+        elif body.get("type") in ("success", "failure"):
+            concluded[command] += 1
+    for command in commands:
+        if concluded[command] != 1:
+            yield Finding("conclusions", expected=f"{command}: one", got=concluded[command])
+    for command, number in concluded.items():
+        if number > 1:
+            yield Finding("conclusions", expected=f"{command}: one", got=number)

@@ -1,0 +1,113 @@
+"""What the mail server holds, read by `imapclient`: every selectable mailbox, UID, flag and content key."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import imapclient
+import imapclient.imap_utf7
+
+_HEADER: Final = b"BODY[HEADER]"
+_WINDOW: Final = 2000
+"""UIDs per FETCH: some servers refuse long lists, and answers stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to reach one account as an ordinary client. `account` is the product's id of it."""
+
+    account: str
+    host: str
+    port: int
+    username: str
+    password: str = field(repr=False)
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMessage:
+    """One message in its place. `content` is equal for copies of a message and differs otherwise; None: unknowable."""
+
+    flags: frozenset[str]
+    content: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMailbox:
+    """One selectable mailbox as the server shows it."""
+
+    wire_name: str
+    name: str
+    uidvalidity: int
+    messages: dict[int, ServerMessage]
+
+
+def canonical_flags(flags: Any) -> frozenset[str]:
+    """Flags for comparison: system flags are case-insensitive (RFC 9051, 2.3.2), `\\Recent` belongs to a session."""
+    texts = (flag.decode("latin-1") if isinstance(flag, bytes) else str(flag) for flag in flags)
+    plain = (text.lower() if text.startswith("\\") else text for text in texts)
+    return frozenset(text for text in plain if text != "\\recent")
+
+
+@contextmanager
+def client(login: Login) -> Iterator[imapclient.IMAPClient]:
+    """A logged-in connection with names as they are on the wire."""
+    context = None
+    if login.tls:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    with imapclient.IMAPClient(login.host, login.port, ssl=login.tls, ssl_context=context, timeout=60) as connection:
+        connection.folder_encode = False
+        connection.normalise_times = False
+        connection.login(login.username, login.password)
+        yield connection
+
+
+def read_server(login: Login) -> dict[str, ServerMailbox]:
+    """Every selectable mailbox by its wire name. Opens read-only, so that reading changes nothing."""
+    found: dict[str, ServerMailbox] = {}
+    with client(login) as connection:
+        has_ids = connection.has_capability("OBJECTID")
+        for attributes, _, raw in connection.list_folders():
+            lowered = {attribute.lower() for attribute in attributes}
+            if lowered & {b"\\noselect", b"\\nonexistent"}:
+                continue
+            wire = raw.decode("ascii") if isinstance(raw, bytes) else str(raw)
+            if wire.upper() == "INBOX":
+                wire = "INBOX"
+            found[wire] = _read_mailbox(connection, raw, wire, has_ids)
+    return found
+
+
+def _read_mailbox(connection: imapclient.IMAPClient, raw: bytes, wire: str, has_ids: bool) -> ServerMailbox:
+    answer = connection.select_folder(raw, readonly=True)
+    uids = sorted(connection.search("ALL"))
+    items: list[Any] = ["FLAGS", "RFC822.SIZE", "INTERNALDATE", "BODY.PEEK[HEADER]"]
+    if has_ids:
+        items.append("EMAILID")
+    messages: dict[int, ServerMessage] = {}
+    for start in range(0, len(uids), _WINDOW):
+        window = uids[start : start + _WINDOW]
+        wanted = set(window)
+        for uid, data in connection.fetch(f"{window[0]}:{window[-1]}", items).items():
+            if uid in wanted:
+                messages[uid] = ServerMessage(canonical_flags(data[b"FLAGS"]), _content(data))
+    name = imapclient.imap_utf7.decode(wire.encode("ascii"))
+    return ServerMailbox(wire, name, int(answer[b"UIDVALIDITY"]), messages)
+
+
+def _content(data: dict[bytes, Any]) -> str | None:
+    """Equal for copies: the server's id of the content, else size, arrival and header together."""
+    if b"EMAILID" in data:
+        return repr(data[b"EMAILID"])
+    header = data.get(_HEADER) or b""
+    if not header.strip():
+        return None
+    digest = hashlib.sha256(header).hexdigest()
+    return f"{data[b'RFC822.SIZE']}/{data[b'INTERNALDATE'].isoformat()}/{digest}"

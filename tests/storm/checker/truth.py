@@ -1,0 +1,134 @@
+"""The whole check in one call: read everything, apply every rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.storm.checker import rules
+from tests.storm.checker.database import Database, every_text, read_database
+from tests.storm.checker.findings import Report
+from tests.storm.checker.fold import FoldedAccount, fold
+from tests.storm.checker.journal import Journal, explained
+from tests.storm.checker.log import Event, Kafka, Raw, end_offsets, read_events, read_raw
+from tests.storm.checker.secrets import leaks
+from tests.storm.checker.server import Login, ServerMailbox, read_server
+
+PUBLIC_TOPICS: Final = (
+    "mailbox.changes",
+    "mailbox.mirror",
+    "account.state_changed",
+    "account.sync_status",
+    "account.tier_changed",
+    "sync.commands",
+    "sync.command_events",
+    "sync.jobs",
+    "sync.jobs.state",
+    "account.heat",
+    "user.accounts",
+    "user.active",
+    "user.active.dlq",
+    "account.state_changed.dlq",
+    "sync.commands.dlq",
+    "sync.jobs.dlq",
+)
+_READERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Where everything is, and what is known of it beforehand."""
+
+    kafka: Kafka
+    dsn: str | None
+    logins: Sequence[Login]
+    journals: Mapping[str, Journal] = field(default_factory=dict)
+    commands: frozenset[str] = frozenset()
+    secrets: Sequence[str] = field(default=(), repr=False)
+    logs: Sequence[Path] = ()
+    stopped: frozenset[str] = frozenset()
+    """Accounts that are not live: their log may lag behind the server, and must still be sound."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was read, for questions that a test has of its own."""
+
+    events: list[Event]
+    accounts: dict[str, FoldedAccount]
+    servers: dict[str, dict[str, ServerMailbox]]
+    database: Database | None
+    report: Report
+
+
+async def read_servers(logins: Iterable[Login]) -> dict[str, dict[str, ServerMailbox]]:
+    """All accounts at their mail servers, a few at a time."""
+    room = asyncio.Semaphore(_READERS)
+
+    async def one(login: Login) -> tuple[str, dict[str, ServerMailbox]]:
+        async with room:
+            return login.account, await asyncio.to_thread(read_server, login)
+
+    return dict(await asyncio.gather(*(one(login) for login in logins)))
+
+
+async def check(world: World) -> Seen:
+    """Compare mail server, log and database, and report everything that is wrong. Changes nothing."""
+    report = Report()
+    events, strange = await read_events(world.kafka)
+    accounts = fold(events)
+    servers = await read_servers(world.logins)
+    database = await read_database(world.dsn) if world.dsn else None
+
+    report.add(rules.strange_records(strange))
+    report.add(rules.sequences(events))
+    report.add(rules.writers(events))
+    for account in accounts.values():
+        report.add(account.nonsense)
+    for name, server in servers.items():
+        folded = accounts.get(name) or FoldedAccount(name)
+        if name not in world.stopped:
+            report.add(rules.log_against_server(folded, server))
+        if name in world.journals:
+            world.journals[name].observe(server)
+            report.add(explained(folded, world.journals[name]))
+        report.count("messages", sum(len(mailbox.messages) for mailbox in server.values()))
+        report.count("mailboxes", len(server))
+    if database is not None:
+        for account in accounts.values():
+            report.add(rules.log_against_database(account, database))
+        report.add(rules.nothing_else_in_database(accounts, database))
+        ends = await end_offsets(world.kafka, "mailbox.changes")
+        report.add(rules.positions(database, world.kafka.topic("mailbox.changes"), ends))
+    if world.commands:
+        told = [raw async for raw in read_raw(world.kafka, "sync.command_events")]
+        report.add(rules.conclusions(told, world.commands))
+        report.count("commands", len(world.commands))
+    if world.secrets:
+        report.add(leaks(world.secrets, [place async for place in _everywhere(world)]))
+    report.count("events", len(events))
+    report.count("accounts", len(servers))
+    report.count("writers", len({(event.partition, event.writer) for event in events}))
+    return Seen(events, accounts, servers, database, report)
+
+
+async def _everywhere(world: World) -> AsyncIterator[tuple[str, bytes]]:
+    for topic in PUBLIC_TOPICS:
+        async for raw in read_raw(world.kafka, topic, committed=False):
+            yield f"{topic} {raw.partition}@{raw.offset}", b"\n".join(_parts(raw))
+    if world.dsn:
+        for table, line in await every_text(world.dsn):
+            yield f"table {table}", line.encode("utf-8", "surrogateescape")
+    for path in world.logs:
+        if await asyncio.to_thread(path.exists):
+            yield f"log {path.name}", await asyncio.to_thread(path.read_bytes)
+
+
+def _parts(raw: Raw) -> Iterator[bytes]:
+    yield raw.key or b""
+    yield raw.value or b""
+    for name, value in raw.headers:
+        yield name.encode() + b"=" + value

@@ -1,0 +1,248 @@
+"""The checker of tests/storm sees what it must see: each way of being wrong breaks exactly the rule meant for it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.storm.checker import rules
+from tests.storm.checker.database import Database, Row
+from tests.storm.checker.findings import Report, UntrueError
+from tests.storm.checker.fold import FoldedAccount, fold
+from tests.storm.checker.journal import Journal, explained
+from tests.storm.checker.log import Event, Raw
+from tests.storm.checker.secrets import forms, leaks
+from tests.storm.checker.server import ServerMailbox, ServerMessage
+
+ACCOUNT = "6f1c1f0e-6d0a-4b0c-9c1e-2f6f5d1c7a11"
+BOX = {"mailbox_id": "b1", "mailbox": "INBOX"}
+EPOCH = 77
+
+
+def events(*bodies: dict[str, Any], writer: str = "one/1") -> list[Event]:
+    return [
+        Event(0, number, 0, ACCOUNT, number, body["type"], body.get("writer", writer), body)
+        for number, body in enumerate(bodies, 1)
+    ]
+
+
+def discovered(**changes: Any) -> dict[str, Any]:
+    return {"type": "mailbox.discovered", **BOX, "wire_name": "INBOX", "uidvalidity": EPOCH, **changes}
+
+
+def added(uid: int, message: str = "m", *flags: str, **changes: Any) -> dict[str, Any]:
+    place = {**BOX, "uidvalidity": EPOCH, "uid": uid}
+    return {"type": "message.added", **place, "message_id": message, "flags": list(flags), **changes}
+
+
+def flagged(uid: int, message: str, flags: list[str], plus: list[str], minus: list[str]) -> dict[str, Any]:
+    return added(uid, message) | {"type": "message.flags_changed", "flags": flags, "added": plus, "removed": minus}
+
+
+def removed(uid: int, message: str = "m", **changes: Any) -> dict[str, Any]:
+    return {**added(uid, message), "type": "message.removed", **changes}
+
+
+def moved(uid: int, to: int, message: str = "m", *, era: int = EPOCH, to_era: int = EPOCH) -> dict[str, Any]:
+    source, target = {**BOX, "uidvalidity": era, "uid": uid}, {**BOX, "uidvalidity": to_era, "uid": to}
+    return {"type": "message.moved", "from": source, "to": target, "message_id": message, "flags": []}
+
+
+def reset(previous: int = EPOCH, now: int = EPOCH + 1) -> dict[str, Any]:
+    return {"type": "mailbox.reset", **BOX, "previous_uidvalidity": previous, "uidvalidity": now}
+
+
+def folded(*bodies: dict[str, Any]) -> FoldedAccount:
+    return fold(events(*bodies))[ACCOUNT]
+
+
+def nonsense(*bodies: dict[str, Any]) -> set[str]:
+    return {finding.rule for finding in folded(*bodies).nonsense}
+
+
+def server(epoch: int = EPOCH, **messages: ServerMessage) -> dict[str, ServerMailbox]:
+    by_uid = {int(name[1:]): message for name, message in messages.items()}
+    return {"INBOX": ServerMailbox("INBOX", "INBOX", epoch, by_uid)}
+
+
+def there(*flags: str, content: str | None = None) -> ServerMessage:
+    return ServerMessage(frozenset(flags), content)
+
+
+def test_a_sound_log_adds_up() -> None:
+    account = folded(
+        discovered(),
+        added(1, "m1", "\\Seen"),
+        added(2, "m2"),
+        flagged(2, "m2", ["$Work"], ["$Work"], []),
+        removed(1, "m1"),
+        reset(),
+        moved(2, 5, "m2", to_era=EPOCH + 1),
+        {"type": "account.caught_up", "mailboxes": 1, "messages": 1},
+    )
+    assert account.nonsense == []
+    assert list(rules.log_against_server(account, server(EPOCH + 1, u5=there()))) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "bodies"),
+    [
+        ("place_twice", [discovered(), added(1), added(1)]),
+        ("place_unknown", [discovered(), removed(1)]),
+        ("place_unknown", [discovered(), flagged(1, "m", ["a"], ["a"], [])]),
+        ("other_message", [discovered(), added(1, "m"), removed(1, "n")]),
+        ("other_epoch", [discovered(), added(1, uidvalidity=EPOCH + 1)]),
+        ("other_name", [discovered(), added(1, mailbox="Sent")]),
+        ("no_change", [discovered(), added(1, "m", "a"), flagged(1, "m", ["a"], [], [])]),
+        ("flags_do_not_add_up", [discovered(), added(1), flagged(1, "m", ["a"], ["b"], [])]),
+        ("mailbox_twice", [discovered(), discovered()]),
+        ("mailbox_unknown", [added(1)]),
+        ("reset_of_other_epoch", [discovered(), reset(previous=3)]),
+        ("unknown_event", [discovered(type="mailbox.painted")]),
+        ("unreadable_but_there", [discovered(), added(1), added(1, type="message.unreadable")]),
+        ("caught_up_twice", [{"type": "account.caught_up"}, {"type": "account.caught_up"}]),
+        ("renamed_from_elsewhere", [discovered(), discovered(type="mailbox.renamed", previous="Sent")]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_case_109_events_that_make_no_sense_are_found(rule: str, bodies: list[dict[str, Any]]) -> None:
+    assert rule in nonsense(*bodies)
+
+
+def test_case_109_gaps_repeats_and_strays_of_the_sequence() -> None:
+    good = events(discovered(), added(1), added(2))
+    assert list(rules.sequences(good)) == []
+    assert [f.rule for f in rules.sequences([good[0], good[2]])] == ["sequence_gap"]
+    twice = Event(0, 9, 0, ACCOUNT, 3, "message.added", "one/1", added(2))
+    assert [f.rule for f in rules.sequences([*good, twice])] == ["sequence_repeated"]
+    stray = Event(1, 1, 0, ACCOUNT, 4, "message.added", "one/1", added(3))
+    assert [f.rule for f in rules.sequences([*good, stray])] == ["two_partitions"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "writers"),
+    [
+        (None, ["one/1", "one/1", "two/1", "one/2"]),
+        ("writers_interleave", ["one/1", "two/1", "one/1"]),
+        ("fence_went_back", ["one/5", "two/1", "one/4"]),
+        ("no_writer", ["one/1", None]),
+    ],
+)
+def test_s3_writers_must_not_interleave(rule: str | None, writers: list[str | None]) -> None:
+    log = [Event(0, n, 0, ACCOUNT, n, "x", writer, {}) for n, writer in enumerate(writers, 1)]
+    assert {finding.rule for finding in rules.writers(log)} == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize(
+    ("rule", "server_now"),
+    [
+        ("message_missing_in_log", server(u1=there(), u2=there())),
+        ("message_only_in_log", server()),
+        ("flags", server(u1=there("\\seen"))),
+        ("uidvalidity", server(EPOCH + 1, u1=there())),
+        ("mailbox_only_in_log", {}),
+        ("mailbox_missing_in_log", server(u1=there()) | {"Sent": ServerMailbox("Sent", "Sent", 5, {})}),
+        ("mailbox_name", {"INBOX": ServerMailbox("INBOX", "Inbox!", EPOCH, {1: there()})}),
+    ],
+)
+def test_differences_between_log_and_server_are_named(rule: str, server_now: dict[str, ServerMailbox]) -> None:
+    account = folded(discovered(), added(1))
+    assert [finding.rule for finding in rules.log_against_server(account, server_now)] == [rule]
+
+
+def test_one_content_one_id() -> None:
+    account = folded(discovered(), added(1, "m1"), added(2, "m2"))
+    same = server(u1=there(content="c"), u2=there(content="c"))
+    assert [f.rule for f in rules.log_against_server(account, same)] == ["one_message_two_ids"]
+    account = folded(discovered(), added(1, "m"), added(2, "m"))
+    other = server(u1=there(content="c"), u2=there(content="d"))
+    assert [f.rule for f in rules.log_against_server(account, other)] == ["two_messages_one_id"]
+
+
+def test_case_14_places_of_an_old_epoch_must_not_stay() -> None:
+    account = folded(discovered(), added(1), reset())
+    assert [f.rule for f in rules.log_against_server(account, server(EPOCH + 1))] == ["old_epoch_left"]
+
+
+def database(change: Callable[[Database], None] = lambda _: None) -> Database:
+    row = {"name": "INBOX", "wire_name": "INBOX", "selectable": True, "uidvalidity": EPOCH}
+    found = Database(
+        mailboxes={ACCOUNT: {"b1": row}},
+        places={ACCOUNT: {("b1", EPOCH, 1): Row("m", frozenset())}},
+        messages={ACCOUNT: {"m"}},
+        sequences={ACCOUNT: 2},
+        positions={("mailbox.changes", 0): 12},
+    )
+    change(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        (None, lambda d: None),
+        ("database_place", lambda d: d.places[ACCOUNT].clear()),
+        ("database_place", lambda d: d.places[ACCOUNT].update({("b1", EPOCH, 1): Row("m", frozenset({"a"}))})),
+        ("database_place", lambda d: d.places[ACCOUNT].update({("b1", EPOCH, 2): Row("m", frozenset())})),
+        ("database_message", lambda d: d.messages[ACCOUNT].add("left over")),
+        ("database_sequence", lambda d: d.sequences.update({ACCOUNT: 1})),
+        ("database_mailbox", lambda d: d.mailboxes.clear()),
+        ("database_uidvalidity", lambda d: d.mailboxes[ACCOUNT]["b1"].update(uidvalidity=1)),
+        ("database_unreadable", lambda d: d.unreadable.update({ACCOUNT: {("b1", EPOCH, 9)}})),
+    ],
+)
+def test_differences_between_log_and_database_are_named(rule: str | None, change: Callable[[Database], None]) -> None:
+    account = folded(discovered(), added(1))
+    found = [finding.rule for finding in rules.log_against_database(account, database(change))]
+    assert found == ([rule] if rule else [])
+
+
+def test_projection_must_stand_at_the_end_and_hold_nothing_else() -> None:
+    assert list(rules.positions(database(), "mailbox.changes", {0: 12, 1: 0})) == []
+    assert [f.rule for f in rules.positions(database(), "mailbox.changes", {0: 13})] == ["position"]
+    assert [f.rule for f in rules.nothing_else_in_database([], database())] == ["database_account"]
+
+
+def test_w15_commands_are_concluded_once() -> None:
+    def told(kind: str, command: str) -> Raw:
+        return Raw("t", 0, 0, 0, b"", b'{"type": "%s", "command_id": "%s"}' % (kind.encode(), command.encode()), ())
+
+    log = [told("started", "a"), told("success", "a"), told("failure", "b"), told("success", "b")]
+    assert list(rules.conclusions(log[:2], ["a"])) == []
+    assert [f.expected for f in rules.conclusions(log, ["a", "c"])] == ["c: one", "b: one"]
+
+
+def test_events_must_be_explained_by_the_script() -> None:
+    journal = Journal()
+    journal.observe(server(u1=there("\\seen")))
+    journal.observe(server())
+    fine = folded(discovered(), added(1, "m", "\\Seen"), removed(1))
+    assert list(explained(fine, journal)) == []
+    invented = folded(discovered(), added(2), added(1), removed(2))
+    assert [f.rule for f in explained(invented, journal)] == ["invented_place", "invented_flags", "invented_removal"]
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "user\x00"])
+def test_cases_103_104_secrets_are_found_in_every_form(before: str) -> None:
+    secret = 'c4nary\\"pass word+é'
+    for content in (
+        secret.encode(),
+        base64.b64encode(before.encode() + secret.encode()),
+        base64.urlsafe_b64encode(before.encode() + secret.encode() + b"\x01\x01"),
+        b'LOGIN "u" "c4nary\\\\\\"pass word+\xc3\xa9"',
+    ):
+        assert [f.rule for f in leaks([secret], [("log", b"x " + content + b" y")])] == ["secret_leaked"]
+    assert list(leaks([secret], [("log", b"c4nar\xff and nothing else")])) == []
+    assert all(len(form) >= 8 for form in forms(secret))
+
+
+def test_report_says_what_where_and_around() -> None:
+    report = Report()
+    report.require_true()
+    account = folded(discovered(), added(1))
+    report.add(rules.log_against_server(account, server()))
+    with pytest.raises(UntrueError, match=r"(?s)seed 7.*message_only_in_log.*uid 1.*message\.added"):
+        report.require_true("seed 7")
