@@ -1,0 +1,156 @@
+"""The composition root: the Faust app, the services beside it, and the process they run in.
+
+The only module that knows every other. Whatever takes part is constructed here and handed what it needs; nothing is
+looked up in a global place.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import faust
+
+from streams.observer import NoopObserver, RuntimeObserver
+from streams.runtime.checks import check_data_directory, check_encryption_keys, kafka_check, postgres_check
+from streams.runtime.faust_service import FaustService
+from streams.runtime.hooks import Hooks
+from streams.runtime.launch import launch
+from streams.runtime.probes import Probe
+from streams.runtime.services import Check, Service, Stage
+from streams.settings import Settings
+
+
+@dataclass
+class Parts:
+    """What one process is put together from. `owning` runs what the assignment of partitions decides, `tasks` runs
+    commands (and may use the whole grace of a drain), `beside` runs independently of the assignment.
+    """
+
+    settings: Settings
+    observer: RuntimeObserver
+    hooks: Hooks = field(default_factory=Hooks)
+    owning: list[Service] = field(default_factory=list)
+    beside: list[Service] = field(default_factory=list)
+    tasks: list[Service] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    probes: dict[str, tuple[Probe, bool]] = field(default_factory=dict)
+    """Custom probes by name; True where one counts for liveness instead of readiness."""
+
+    exposition: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain")
+    """Body and content type of `/metrics`."""
+
+
+class StreamsApp(faust.App):
+    """The Faust app, with the parts of the process that it runs in."""
+
+    parts: Parts
+
+
+def create_app(
+    settings: Settings, *, observer: RuntimeObserver | None = None, attach: Sequence[Service] = ()
+) -> StreamsApp:
+    """Make the app and everything that runs beside it; connects to nothing. `attach` adds services of third parties."""
+    app = StreamsApp(**faust_settings(settings))
+    app.parts = Parts(settings=settings, observer=observer or NoopObserver())
+    app.parts.beside.extend(attach)
+    return app
+
+
+def faust_settings(settings: Settings) -> dict[str, Any]:
+    """Keyword arguments of `faust.App`, each with the reason for its value."""
+    options: dict[str, Any] = {
+        "id": f"{settings.KAFKA_TOPIC_PREFIX}{settings.KAFKA_GROUP}",
+        "origin": "streams",
+        "autodiscover": False,
+        "broker": [f"kafka://{address.strip()}" for address in settings.KAFKA_BOOTSTRAP_SERVERS.split(",")],
+        "broker_client_id": f"{settings.KAFKA_GROUP}-{settings.WORKER_NAME}",
+        # Silent peers are replaced after this long; Faust's default is 60 s.
+        "broker_session_timeout": settings.KAFKA_SESSION_TIMEOUT_S,
+        "broker_heartbeat_interval": settings.KAFKA_SESSION_TIMEOUT_S / 5,
+        # Members must rejoin within this; nothing of ours holds up a rebalance.
+        "broker_rebalance_timeout": max(30.0, settings.KAFKA_SESSION_TIMEOUT_S),
+        "broker_request_timeout": max(40.0, settings.KAFKA_SESSION_TIMEOUT_S + 5),
+        "broker_commit_interval": 1.0,
+        "consumer_auto_offset_reset": "earliest",
+        "topic_partitions": settings.PARTITIONS,
+        "topic_replication_factor": settings.KAFKA_REPLICATION_FACTOR,
+        # The leader topic has no use here, and its election is one more thing that a rebalance waits for.
+        "topic_disable_leader": True,
+        "store": "rocksdb://",
+        "datadir": settings.DATA_DIR / "faust",
+        # Without a standby a takeover replays the changelog.
+        "table_standby_replicas": 1,
+        "stream_recovery_delay": 0.0,
+        # One unacknowledged event would hold a rebalance and a stop.
+        "stream_wait_empty": False,
+        "stream_buffer_maxsize": 1024,
+        # Values are raw bytes, decoded by our own code, where a failure can be dead-lettered.
+        "key_serializer": "raw",
+        "value_serializer": "raw",
+        "producer_acks": -1,
+        # A producer that cannot reach a broker must fail in time for a retry, not after twenty minutes.
+        "producer_request_timeout": 30.0,
+        # The web server shows the content of tables to whoever asks; it is off, and bound to loopback when switched on.
+        "web_enabled": settings.WEB_PORT != 0,
+        "web_bind": settings.WEB_HOST,
+        "web_host": settings.WEB_HOST,
+        "web_port": settings.WEB_PORT or 6066,
+        "web_tables_enabled": False,
+        "web_stats_enabled": False,
+        "web_graph_enabled": False,
+        "worker_redirect_stdouts": False,
+    }
+    credentials = faust_credentials(settings)
+    if credentials is not None:
+        options["broker_credentials"] = credentials
+    return options
+
+
+def faust_credentials(settings: Settings) -> Any:
+    """Faust's form of the broker credentials; None for plain connections. Raises `ConfigurationError` for unusable
+    files.
+    """
+    context: ssl.SSLContext | None = settings.kafka_ssl_context()
+    if settings.KAFKA_SECURITY_PROTOCOL.startswith("SASL"):
+        password = settings.KAFKA_SASL_PASSWORD
+        return faust.SASLCredentials(
+            username=settings.KAFKA_SASL_USERNAME,
+            password=password.get_secret_value() if password is not None else None,
+            ssl_context=context,
+            mechanism=settings.KAFKA_SASL_MECHANISM,
+        )
+    return faust.SSLCredentials(context) if context is not None else None
+
+
+def run_worker(app: StreamsApp, *, log_level: str | None = None, log_file: str | None = None) -> int:
+    """Run a worker to its end; returns the exit code. Raises `ConfigurationError` for what is wrong before anything
+    connects.
+    """
+    parts = app.parts
+    settings = parts.settings
+
+    def before() -> None:
+        check_data_directory(settings)
+        check_encryption_keys(settings)
+
+    stages = [
+        Stage(parts.beside),
+        Stage(parts.owning),
+        Stage([FaustService(app, parts.observer)]),
+        Stage(parts.tasks, uses_grace=True),
+    ]
+    return launch(
+        settings,
+        stages=[stage for stage in stages if stage.services],
+        checks=[kafka_check(settings), *parts.checks, postgres_check(settings)],
+        hooks=parts.hooks,
+        observer=parts.observer,
+        exposition=parts.exposition,
+        custom_probes=parts.probes,
+        log_level=log_level,
+        log_file=log_file,
+        before=before,
+    )

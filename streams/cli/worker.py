@@ -1,0 +1,30 @@
+"""`faust -A streams worker`: Faust's command and options, our process.
+
+Registered under Faust's own name by being a subclass of its command. There is no banner: the first line is a log
+record.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+from faust.cli.worker import worker as FaustWorkerCommand  # noqa: N812
+
+from streams.cli.frame import EXIT_CONFIGURATION, fail
+from streams.errors import ConfigurationError
+from streams.runtime.process import configuration_line
+
+
+class worker(FaustWorkerCommand):  # noqa: N801 - the class's name is the command's
+    """Start a worker: it takes its share of the partitions and runs their accounts."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        from streams.assembly import StreamsApp, run_worker
+
+        assert isinstance(self.app, StreamsApp)
+        try:
+            code = run_worker(self.app, log_level=self.state.loglevel, log_file=self.state.logfile)
+        except ConfigurationError as error:
+            fail(configuration_line(error), EXIT_CONFIGURATION)
+        sys.exit(code)
