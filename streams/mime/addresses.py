@@ -82,7 +82,7 @@ def _address(name: str | None, address: str | None, limits: HeaderLimits, defect
             address = decode_words(address, defects)
         if not address.isprintable():
             address = clean(address, defects)
-        if " " in address:
+        if " " in address and '"' not in address:
             address = "".join(address.split())
         if len(address) > limits.max_id_chars:
             address = limit(address, limits.max_id_chars, defects)

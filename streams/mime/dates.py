@@ -35,21 +35,25 @@ _OFFSETS: Final[dict[str, timedelta]] = {
 
 # As nearly all senders write it.
 _USUAL: Final = re.compile(
-    r" ?(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-]\d{4})(?!\d)"
+    r" ?(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-]\d{4})(?!\d)",
+    re.ASCII,
 )
 # Every repetition is possessive or has a fixed bound, so that no input makes the search go back.
 _RFC5322: Final = re.compile(
     r"\s*+(?:[A-Za-z]{2,9}+\.?,?\s*+)?"
     r"(\d{1,2})(?:st|nd|rd|th)?[\s\-.]{1,3}+([A-Za-z]{3})[a-z]{0,6}+\.?,?[\s\-]{1,3}+(\d{4}|\d{2,3})[,\s]\s*+"
     r"(\d{1,2})[:.](\d{1,2})(?:[:.](\d{1,2})(?:[.,]\d{1,9})?+)?+(?!\d)\s*+"
-    r"([+-]\d{4}(?!\d)|[+-]\d{2}:\d{2}(?!\d)|[A-Za-z]{1,5}(?![A-Za-z])(?:[+-]\d{4}(?!\d))?|$|\()"
+    r"([+-]\d{4}(?!\d)|[+-]\d{2}:\d{2}(?!\d)|[A-Za-z]{1,30}+(?:[+-]\d{4}(?!\d))?|$|\()",
+    re.ASCII,
 )
 _ASCTIME: Final = re.compile(
     r"\s*+[A-Za-z]{3},?\s++([A-Za-z]{3})\s++(\d{1,2})\s++(\d{1,2}):(\d{2}):(\d{2})\s++"
-    r"(?:([A-Za-z]{1,5}|[+-]\d{4})\s++)?+(\d{4})(?!\d)\s*+([+-]\d{4}(?!\d))?"
+    r"(?:([A-Za-z]{1,5}|[+-]\d{4})\s++)?+(\d{4})(?!\d)\s*+([+-]\d{4}(?!\d))?",
+    re.ASCII,
 )
 _ISO8601: Final = re.compile(
-    r"\s*+(\d{4})-(\d{2})-(\d{2})[T\s](\d{2}):(\d{2}):(\d{2})(?:[.,]\d{1,9})?+\s*+(Z|[+-]\d{2}:?\d{2}(?!\d)|UTC|GMT|$)"
+    r"\s*+(\d{4})-(\d{2})-(\d{2})[T\s](\d{2}):(\d{2}):(\d{2})(?:[.,]\d{1,9})?+\s*+(Z|[+-]\d{2}:?\d{2}(?!\d)|UTC|GMT|$)",
+    re.ASCII,
 )
 
 

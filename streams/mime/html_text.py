@@ -15,43 +15,12 @@ from typing import Final
 _HIDDEN: Final = frozenset({"script", "style", "svg", "template", "title"})
 _HIDDEN_END: Final = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE | re.ASCII) for name in _HIDDEN}
 # Tags that do not break a word: "<b>W</b>ord" is one.
-_WITHIN_WORDS: Final = frozenset(
-    # fmt: off
-    {
-        "a",
-        "abbr",
-        "acronym",
-        "b",
-        "bdi",
-        "bdo",
-        "big",
-        "cite",
-        "code",
-        "dfn",
-        "em",
-        "font",
-        "i",
-        "ins",
-        "kbd",
-        "label",
-        "mark",
-        "o:p",
-        "q",
-        "s",
-        "samp",
-        "small",
-        "span",
-        "strike",
-        "strong",
-        "sub",
-        "sup",
-        "tt",
-        "u",
-        "var",
-        "wbr",
-    }
-    # fmt: on
-)
+# fmt: off
+_WITHIN_WORDS: Final = frozenset({
+    "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "dfn", "em", "font", "i", "ins", "kbd", "label",
+    "mark", "o:p", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "tt", "u", "var", "wbr",
+})
+# fmt: on
 _TAG_NAME: Final = re.compile(r"</?([A-Za-z][A-Za-z0-9:]{0,30})")
 # html.unescape converts the digits to a number, which Python refuses (ValueError) when there are thousands of them.
 _HUGE_REFERENCE: Final = re.compile(r"&#[xX]?[0-9a-fA-F]{9,}+;?")
