@@ -38,43 +38,36 @@ def sequences(events: Iterable[Event]) -> Iterator[Finding]:
 
 
 def writers(events: Iterable[Event]) -> Iterator[Finding]:
-    """Per partition each `worker/fence` writes one unbroken run: nothing by a predecessor after its successor began."""
+    """Per partition each writer has one unbroken run, and fences only grow: no zombie wrote after its successor began.
+
+    A writer is `worker/fence`; the fence is Kafka's producer id and epoch, which the broker itself hands out in order.
+    """
     for partition, ordered in by_partition(events):
         ended: set[str] = set()
         current: str | None = None
-        fences: dict[str, int] = {}
+        highest: tuple[int, ...] = ()
         for index, event in enumerate(ordered):
-            if event.writer is None:
-                yield Finding(
-                    "no_writer", event.account, expected="a header `writer`", got=None, around=_window(ordered, index)
-                )
+            if event.writer == current and current is not None:
                 continue
-            if event.writer == current:
-                continue
-            if event.writer in ended:
-                yield Finding(
-                    "writers_interleave",
-                    event.account,
-                    expected=f"partition {partition}: nothing more by {event.writer} once {current} had begun",
-                    got=str(event),
-                    around=_window(ordered, index),
-                )
-                current = event.writer
-                continue
+            rule, wanted = "", ""
+            fence = _fence(event.writer)
+            if fence is None:
+                rule, wanted = "no_writer", "a header `writer`: worker/id.epoch"
+            elif event.writer in ended:
+                rule, wanted = "writers_interleave", f"partition {partition}: nothing more by {event.writer}"
+            elif fence <= highest:
+                rule, wanted = "fence_went_back", f"partition {partition}: a fence over {highest}"
+            if rule:
+                yield Finding(rule, event.account, expected=wanted, got=str(event), around=_window(ordered, index))
             if current is not None:
                 ended.add(current)
             current = event.writer
-            worker, _, fence = event.writer.rpartition("/")
-            if fence.isdigit():
-                if int(fence) <= fences.get(worker, -1):
-                    yield Finding(
-                        "fence_went_back",
-                        event.account,
-                        expected=f"over {fences[worker]}",
-                        got=event.writer,
-                        around=_window(ordered, index),
-                    )
-                fences[worker] = int(fence)
+            highest = max(highest, fence or ())
+
+
+def _fence(writer: str | None) -> tuple[int, ...] | None:
+    numbers = (writer or "").rpartition("/")[2].split(".")
+    return tuple(int(number) for number in numbers) if all(number.isdigit() for number in numbers) else None
 
 
 def strange_records(records: Iterable[Raw]) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ BOX = {"mailbox_id": "b1", "mailbox": "INBOX"}
 EPOCH = 77
 
 
-def events(*bodies: dict[str, Any], writer: str = "one/1") -> list[Event]:
+def events(*bodies: dict[str, Any], writer: str = "one/7.1") -> list[Event]:
     return [
         Event(0, number, 0, ACCOUNT, number, body["type"], body.get("writer", writer), body)
         for number, body in enumerate(bodies, 1)
@@ -116,19 +116,21 @@ def test_case_109_gaps_repeats_and_strays_of_the_sequence() -> None:
     good = events(discovered(), added(1), added(2))
     assert list(rules.sequences(good)) == []
     assert [f.rule for f in rules.sequences([good[0], good[2]])] == ["sequence_gap"]
-    twice = Event(0, 9, 0, ACCOUNT, 3, "message.added", "one/1", added(2))
+    twice = Event(0, 9, 0, ACCOUNT, 3, "message.added", "one/7.1", added(2))
     assert [f.rule for f in rules.sequences([*good, twice])] == ["sequence_repeated"]
-    stray = Event(1, 1, 0, ACCOUNT, 4, "message.added", "one/1", added(3))
+    stray = Event(1, 1, 0, ACCOUNT, 4, "message.added", "one/7.1", added(3))
     assert [f.rule for f in rules.sequences([*good, stray])] == ["two_partitions"]
 
 
 @pytest.mark.parametrize(
     ("rule", "writers"),
     [
-        (None, ["one/1", "one/1", "two/1", "one/2"]),
-        ("writers_interleave", ["one/1", "two/1", "one/1"]),
-        ("fence_went_back", ["one/5", "two/1", "one/4"]),
-        ("no_writer", ["one/1", None]),
+        (None, ["one/7.1", "one/7.1", "two/7.2", "one/7.3", "one/8.0"]),
+        ("writers_interleave", ["one/7.1", "two/7.2", "one/7.1"]),
+        ("fence_went_back", ["one/7.5", "two/7.4"]),
+        ("fence_went_back", ["one/8.0", "two/7.4"]),
+        ("no_writer", ["one/7.1", None]),
+        ("no_writer", ["one/7.1", "two"]),
     ],
 )
 def test_s3_writers_must_not_interleave(rule: str | None, writers: list[str | None]) -> None:
