@@ -20,6 +20,7 @@ from streams.runtime.hooks import Hooks
 from streams.runtime.launch import launch
 from streams.runtime.probes import Probe
 from streams.runtime.services import Check, Service, Stage
+from streams.runtime.topics import topics_check
 from streams.settings import Settings
 
 
@@ -145,7 +146,12 @@ def run_worker(app: StreamsApp, *, log_level: str | None = None, log_file: str |
     return launch(
         settings,
         stages=[stage for stage in stages if stage.services],
-        checks=[kafka_check(settings), *parts.checks, postgres_check(settings)],
+        checks=[
+            kafka_check(settings),
+            topics_check(settings, changelog_topics(app)),
+            postgres_check(settings),
+            *parts.checks,
+        ],
         hooks=parts.hooks,
         observer=parts.observer,
         exposition=parts.exposition,
@@ -154,3 +160,14 @@ def run_worker(app: StreamsApp, *, log_level: str | None = None, log_file: str |
         log_file=log_file,
         before=before,
     )
+
+
+def changelog_topics(app: StreamsApp) -> list[str]:
+    """Full names of the changelogs of Faust's tables."""
+    return sorted(str(table.changelog_topic.get_topic_name()) for table in app.tables.values())
+
+
+def consumer_groups(app: StreamsApp) -> dict[str, list[str]]:
+    """Consumer groups that follow topics from their committed offsets, with the full names of those topics."""
+    topics = {str(name) for agent in app.agents.values() for name in agent.channel.topics}
+    return {str(app.conf.id): sorted(topics)} if topics else {}
