@@ -1,8 +1,8 @@
 """What a refusal means: one table from response codes and well-known texts to the error that says who must act.
 
-Sources: RFC 5530, RFC 3501 section 7.1, RFC 9051, RFC 7162, Gmail's and Exchange's documented and seen texts. Invariants:
-the first row that matches decides; a code outranks a text except where hosts are known to send both and mean the text; a
-server that says "later" in any way never counts as one that refuses credentials (cases 71 and 72).
+Sources: RFC 5530, RFC 3501 section 7.1, RFC 9051, RFC 7162, Gmail's and Exchange's documented and seen texts.
+Invariants: the first row that matches decides; a code outranks a text except where hosts are known to send both and
+mean the text; a server that says "later" in any way never counts as one that refuses credentials (cases 71 and 72).
 """
 
 from __future__ import annotations

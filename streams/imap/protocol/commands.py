@@ -1,7 +1,7 @@
 """Encodes what we send.
 
-Invariant: an argument cannot end its command or begin another (case 107): NUL, CR and LF are refused, quotes are escaped,
-what cannot be quoted goes as a literal. No command shows its arguments: `repr` is its name (cases 103 and 104).
+Invariant: an argument cannot end its command or begin another (case 107): NUL, CR and LF are refused, quotes are
+escaped, what cannot be quoted goes as a literal. No command shows its arguments: `repr` is its name (cases 103, 104).
 """
 
 from __future__ import annotations

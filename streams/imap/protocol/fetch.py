@@ -1,7 +1,8 @@
 """FETCH data: the shape that nearly every answer has in one regular expression, everything else by tokens.
 
 Invariant: both ways give the same message for the same bytes (a property test holds them together). A value that does
-not parse costs only itself and what follows it in its response: it is named in `damaged`, never replaced by an empty one.
+not parse costs only itself and what follows it in its response: it is named in `damaged`, never replaced by an empty
+one.
 """
 
 from __future__ import annotations

@@ -95,6 +95,14 @@ class Framer:
         """Bytes that are not part of a response handed out."""
         return len(self._buffer) - self._start
 
+    def take_rest(self) -> bytes:
+        """Take away what is not part of a response handed out: it belongs to another stream (RFC 4978)."""
+        rest = bytes(self._buffer[self._start :])
+        self._buffer.clear()
+        self._need = 0
+        self._begin(0)
+        return rest
+
     def next_response(self) -> Raw | None:
         """The next complete response, or None until more is fed. Raises `ProtocolViolation` when a limit is passed."""
         buffer = self._buffer

@@ -1,0 +1,127 @@
+"""Collects what EXAMINE tells.
+
+Invariant: what a server leaves out stays unknown (case 20); 0 for a modification sequence means "none yet" (case 7);
+what came before [CLOSED] belongs to the mailbox that was open before (RFC 7162 section 3.2.11).
+"""
+
+from __future__ import annotations
+
+from pyroaring import BitMap
+
+from streams.errors import MalformedAnswer
+from streams.imap.changes import merge
+from streams.imap.protocol.fetch import flags_from
+from streams.imap.protocol.parser import object_id
+from streams.imap.protocol.responses import (
+    Code,
+    Exists,
+    Expunged,
+    Fetched,
+    Flags,
+    Recent,
+    Response,
+    Tagged,
+    Untagged,
+    Vanished,
+)
+from streams.imap.values import FetchedMessage, Selected
+
+
+class SelectCollector:
+    """`take` responses, then `answer` with the tagged one."""
+
+    def __init__(self, wire_name: bytes, max_fetches: int) -> None:
+        self._wire_name = wire_name
+        self._max_fetches = max_fetches
+        self._reset()
+
+    def _reset(self) -> None:
+        self._exists: int | None = None
+        self._flags: frozenset[bytes] = frozenset()
+        self._permanent: frozenset[bytes] = frozenset()
+        self._numbers: dict[str, int] = {}
+        self._nomodseq = False
+        self._mailbox_id: str | None = None
+        self._read_only = False
+        self._vanished = BitMap()
+        self._fetched: dict[int, FetchedMessage] = {}
+        self._overflowed = False
+
+    def take(self, response: Response) -> bool:
+        """Whether the response is part of the answer."""
+        match response:
+            case Exists(count=count):
+                self._exists = count
+            case Expunged():
+                self._exists = None if self._exists is None else max(0, self._exists - 1)
+            case Recent():
+                pass
+            case Flags(flags=flags):
+                self._flags = flags
+            case Vanished(uids=uids):
+                self._vanished |= uids
+            case Fetched(message=message):
+                self._take_fetched(message)
+            case Untagged(condition="OK", code=code) if code is not None:
+                return self._take_code(code)
+            case _:
+                return False
+        return True
+
+    def _take_fetched(self, message: FetchedMessage | None) -> None:
+        if message is None:
+            self._overflowed = True  # a change that cannot be placed: the reader has to ask
+        elif message.uid in self._fetched:
+            self._fetched[message.uid] = merge(self._fetched[message.uid], message)
+        elif len(self._fetched) >= self._max_fetches:
+            self._overflowed = True
+        else:
+            self._fetched[message.uid] = message
+
+    def _take_code(self, code: Code) -> bool:
+        match code.name:
+            case "CLOSED":
+                self._reset()
+            case "UIDVALIDITY" | "UIDNEXT" | "HIGHESTMODSEQ" | "UNSEEN":
+                digits = code.arguments.strip()
+                if digits.isdigit() and len(digits) <= 19:
+                    self._numbers[code.name] = int(digits)
+            case "NOMODSEQ":
+                self._nomodseq = True
+            case "PERMANENTFLAGS":
+                self._permanent = flags_from(code.arguments.removeprefix(b"(").removesuffix(b")"))
+            case "MAILBOXID":
+                self._mailbox_id = object_id(code.arguments)
+            case "READ-ONLY":
+                self._read_only = True
+            case "READ-WRITE":
+                self._read_only = False
+            case _:
+                return False
+        return True
+
+    def answer(self, tagged: Tagged, *, modseqs: bool) -> Selected:
+        """What was told. `modseqs`: whether the server offers CONDSTORE, which alone decides (case 9).
+
+        Raises:
+            MalformedAnswer: the number of messages is missing.
+        """
+        if tagged.code is not None:
+            self._take_code(tagged.code)
+        if self._exists is None:
+            raise MalformedAnswer("the mailbox was opened without telling how many messages it holds")
+        return Selected(
+            wire_name=self._wire_name,
+            exists=self._exists,
+            uidvalidity=self._numbers.get("UIDVALIDITY"),
+            uidnext=self._numbers.get("UIDNEXT") or None,
+            highestmodseq=(self._numbers.get("HIGHESTMODSEQ") or None) if modseqs else None,
+            nomodseq=self._nomodseq,
+            mailbox_id=self._mailbox_id,
+            flags=self._flags,
+            permanent_flags=self._permanent,
+            read_only=self._read_only,
+            vanished=self._vanished,
+            fetched=tuple(self._fetched.values()),
+            fetched_overflowed=self._overflowed,
+        )
