@@ -6,6 +6,7 @@ looked up in a global place.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from streams.runtime.checks import check_data_directory, check_encryption_keys, 
 from streams.runtime.faust_service import FaustService
 from streams.runtime.hooks import Hooks
 from streams.runtime.launch import launch
+from streams.runtime.metrics import PrometheusObserver
 from streams.runtime.probes import Probe
 from streams.runtime.services import Check, Service, Stage
 from streams.runtime.topics import topics_check
@@ -47,6 +49,9 @@ class Parts:
 class StreamsApp(faust.App):
     """The Faust app, with the parts of the process that it runs in."""
 
+    # Else mode derives it from this module's name, and Faust's lines look like ours.
+    logger = logging.getLogger("faust.app.base")
+
     parts: Parts
 
 
@@ -55,7 +60,10 @@ def create_app(
 ) -> StreamsApp:
     """Make the app and everything that runs beside it; connects to nothing. `attach` adds services of third parties."""
     app = StreamsApp(**faust_settings(settings))
-    app.parts = Parts(settings=settings, observer=observer or NoopObserver())
+    metrics = PrometheusObserver() if observer is None else None
+    app.parts = Parts(settings=settings, observer=metrics or observer or NoopObserver())
+    if metrics is not None:
+        app.parts.exposition = metrics.exposition
     app.parts.beside.extend(attach)
     return app
 

@@ -34,6 +34,9 @@ PINNED: Final = (
 )
 """Libraries whose lines below WARNING hold protocol text, or nothing of use."""
 
+TALKATIVE: Final = ("aiokafka", "faust", "mode")
+"""Libraries that tell each of their steps at INFO: shown when the level is debug, else from WARNING on."""
+
 FAUST_LEVELS: Final = {"CRIT": "critical", "WARN": "warning"}
 """Faust's names of levels where they are not Python's."""
 
@@ -91,6 +94,8 @@ def configure_logs(
     root.addHandler(handler)
     root.setLevel(threshold)
     logging.captureWarnings(True)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(threshold if threshold < logging.INFO else max(threshold, logging.WARNING))
     for name in PINNED:
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
 
@@ -108,7 +113,10 @@ def muted(name: str) -> Iterator[None]:
 
 
 def _level(name: str) -> int:
-    value = logging.getLevelName(FAUST_LEVELS.get(name.upper(), name).upper())
+    value = logging.getLevelName(TALKATIVE: Final = ("aiokafka", "faust", "mode")
+"""Libraries that tell each of their steps at INFO: shown when the level is debug, else from WARNING on."""
+
+FAUST_LEVELS.get(name.upper(), name).upper())
     return value if isinstance(value, int) else logging.INFO
 
 
