@@ -37,7 +37,8 @@ _TOKEN: Final = re.compile(
 )
 _COMMENT_EDGE: Final = re.compile(r"\\.|[()]", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_QUOTES: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+# The second branch steps over escapes, so that an open quote is met, and searched for its end, only once.
+_QUOTES: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"|\\.', re.DOTALL)
 
 
 def parse_addresses(
@@ -207,7 +208,9 @@ class _Scan:
 
 
 def _unquote(match: re.Match[str]) -> str:
-    inner = match.group(1)
+    inner: str | None = match.group(1)
+    if inner is None:
+        return match.group()
     return _ESCAPE.sub(r"\1", inner) if "\\" in inner else inner
 
 

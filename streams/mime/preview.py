@@ -79,4 +79,8 @@ def _decode_beginning(data: bytes, charset: str | None) -> str:
             return codecs.getincrementaldecoder("utf-8")().decode(data)
         except UnicodeDecodeError:
             return data.decode("cp1252", "replace")
-    return codecs.getincrementaldecoder(codec or "utf-8")("replace").decode(data)
+    codec = codec or "utf-8"
+    try:
+        return codecs.getincrementaldecoder(codec)("replace").decode(data)
+    except ValueError:  # UTF-16 and UTF-32 without a byte order mark
+        return data.decode(codec, "replace")
