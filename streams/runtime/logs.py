@@ -113,10 +113,7 @@ def muted(name: str) -> Iterator[None]:
 
 
 def _level(name: str) -> int:
-    value = logging.getLevelName(TALKATIVE: Final = ("aiokafka", "faust", "mode")
-"""Libraries that tell each of their steps at INFO: shown when the level is debug, else from WARNING on."""
-
-FAUST_LEVELS.get(name.upper(), name).upper())
+    value = logging.getLevelName(FAUST_LEVELS.get(name.upper(), name).upper())
     return value if isinstance(value, int) else logging.INFO
 
 

@@ -1,4 +1,4 @@
-"""`python -m streams.runtime.metrics_reference`: the tables of `docs/metrics.md`, written from the metrics themselves."""
+"""`python -m streams.runtime.metrics_reference` writes `docs/metrics.md` from the metrics themselves."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ This page is written by `python -m streams.runtime.metrics_reference`; a test ho
 |---|---|---|---|
 """
 
-_TAIL: Final = """
+_P99: Final = "`histogram_quantile(0.99, sum by (le) (rate({}_bucket[{}])))`"
+
+_TAIL: Final = f"""
 ## What to watch
 
 | question | expression |
 |---|---|
 | Must I add workers? | `max(mailstreams_accounts_unserved) > 0` |
-| Is new mail late? | `histogram_quantile(0.99, sum by (le) (rate(mailstreams_arrival_to_log_seconds_bucket[5m])))` |
-| Do polls keep up? | `histogram_quantile(0.99, sum by (le) (rate(mailstreams_poll_lateness_seconds_bucket[15m])))` |
+| Is new mail late? | {_P99.format("mailstreams_arrival_to_log_seconds", "5m")} |
+| Do polls keep up? | {_P99.format("mailstreams_poll_lateness_seconds", "15m")} |
 | Is the database behind? | `sum(mailstreams_projector_lag_records)` |
-| Does a worker's loop stall? | `histogram_quantile(0.99, sum by (le, instance) (rate(mailstreams_event_loop_lag_seconds_bucket[5m])))` |
+| Does a worker's loop stall? | {_P99.format("mailstreams_event_loop_lag_seconds", "5m")} |
 | Is somebody sending rubbish? | `sum by (topic, reason) (rate(mailstreams_poison_records_total[15m])) > 0` |
-| Do workers fight over partitions? | `sum(rate(mailstreams_fences_total{reason!="assigned"}[15m]))` |
-| How long do rebalances take? | `histogram_quantile(0.99, sum by (le) (rate(mailstreams_rebalance_seconds_bucket[1h])))` |
+| Do workers fight over partitions? | `sum(rate(mailstreams_fences_total{{reason!="assigned"}}[15m]))` |
+| How long do rebalances take? | {_P99.format("mailstreams_rebalance_seconds", "1h")} |
 """
 
 
