@@ -221,7 +221,7 @@ def load_settings(**overrides: Any) -> Settings:
     """Read environment and env file (`MAILSTREAMS_ENV_FILE`, default `.env`). Raises `ConfigurationError` naming all problems."""
     env_file = os.environ.get("MAILSTREAMS_ENV_FILE", ".env")
     try:
-        return Settings(_env_file=env_file, **overrides)  # type: ignore[call-arg]
+        return Settings(_env_file=env_file, **overrides)
     except ValidationError as error:
         problems = [
             ": ".join(part for part in (".".join(str(x) for x in item["loc"]), _plain(item["msg"])) if part)

@@ -236,7 +236,7 @@ class PrometheusObserver:
             known.add(value)
         return value
 
-    def _replace(self, name: str, values: Mapping[tuple[str, ...], int]) -> None:
+    def _replace(self, name: str, values: Mapping[tuple[str, str], int] | Mapping[tuple[str], int]) -> None:
         """Set a gauge to exactly these: combinations that are gone are not left at their last value."""
         gauge = self._gauges[name]
         with self._replacing:
