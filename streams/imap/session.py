@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Literal
 
 from pyroaring import BitMap
@@ -525,8 +525,9 @@ class ImapSession:
         async with self._exclusive():
             command = _fetch_command(uids, items, changed_since, vanished=vanished)
             stream = FetchStream(self._protocol, self._changes, uids, items, chunk, earlier=vanished)
-            async for part in stream.run(command):
-                yield part
+            async with aclosing(stream.run(command)) as parts:
+                async for part in parts:
+                    yield part
             self._accept(stream.tagged, During.COMMAND)
 
     async def uid_search(self, criteria: bytes = b"ALL", *, returns: Literal["all", "bounds"] = "all") -> SearchAnswer:

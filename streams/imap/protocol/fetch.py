@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
@@ -47,6 +47,10 @@ _OPEN = re.compile(rb"\* *(\d{1,10}) +FETCH *\(", re.IGNORECASE)
 _LATE_UID = re.compile(rb"[ )]UID (\d{1,10})(?: MODSEQ \(\d+\))? ?\)\Z")
 _ID_LIST = re.compile(rb"[A-Za-z0-9_-]{1,255}\Z")
 
+_RECENT: Final = frozenset({b"\\Recent"})
+_SYSTEM_FLAGS: Final = {
+    flag.lower(): flag for flag in (b"\\Seen", b"\\Answered", b"\\Flagged", b"\\Deleted", b"\\Draft", b"\\Recent")
+}
 _MAX_UID: Final = 0xFFFFFFFF
 _CACHED_FLAG_LISTS: Final = 4096  # distinct flag lists kept; mailboxes use a handful, a hostile one is bounded
 
@@ -60,8 +64,15 @@ def flags_from(raw: bytes) -> frozenset[bytes]:
     if known is None:
         if len(_flag_lists) >= _CACHED_FLAG_LISTS:
             _flag_lists.clear()
-        known = _flag_lists[raw] = frozenset(raw.split())
+        known = _flag_lists[raw] = normal_flags(raw.split())
     return known
+
+
+def normal_flags(flags: Iterable[bytes]) -> frozenset[bytes]:
+    """Flags as we keep them: without \\Recent, which is about the session and not the message (RFC 9051 drops it), and
+    system flags in one writing, since their case means nothing (RFC 3501 section 2.3.2).
+    """
+    return frozenset(_SYSTEM_FLAGS.get(flag.lower(), flag) for flag in flags) - _RECENT
 
 
 def internal_date(raw: bytes) -> datetime | None:
@@ -143,7 +154,7 @@ def _strings(cursor: Cursor) -> tuple[bytes, ...]:
 
 
 def _flags(cursor: Cursor) -> frozenset[bytes]:
-    return frozenset(_strings(cursor))
+    return normal_flags(_strings(cursor))
 
 
 def _modseq(cursor: Cursor) -> int:
