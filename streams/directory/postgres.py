@@ -6,7 +6,7 @@ Invariant: an error that leaves here holds no DSN, no parameter of a statement a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import asyncpg
@@ -37,9 +37,10 @@ _MISCONFIGURED: Final = (
 _UNMIGRATED: Final = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedColumnError)
 
 
-async def open_pool(dsn: str, size: int) -> Any:
+async def open_pool(dsn: str, size: int, *, settings: Mapping[str, str] | None = None) -> Any:
     """A pool of up to `size` connections. Opens none, so it succeeds while PostgreSQL is down; close it with `close()`.
 
+    `settings` are PostgreSQL's, for each session.
     Raises `ConfigurationError` for a DSN that cannot be read.
     """
     try:
@@ -49,7 +50,7 @@ async def open_pool(dsn: str, size: int) -> Any:
             max_size=size,
             timeout=CONNECT_TIMEOUT_S,
             command_timeout=STATEMENT_TIMEOUT_S,
-            server_settings={"application_name": "mailstreams"},
+            server_settings={"application_name": "mailstreams", **(settings or {})},
         )
     except (ValueError, asyncpg.InterfaceError, asyncpg.ClientConfigurationError):
         raise ConfigurationError("POSTGRES_DSN is no usable PostgreSQL address") from None
