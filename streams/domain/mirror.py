@@ -77,6 +77,7 @@ class MailboxRecord(msgspec.Struct):
     visited: bool = False
     backfill_done: bool = False
     backfilled: int = 0
+    excluded: int = 0
     since: float | None = None
     limit_count: int | None = None
     quarantined: dict[int, Quarantined] = msgspec.field(default_factory=dict)
@@ -128,12 +129,12 @@ class FlagSegment:
             if name not in flags:
                 bitmap.discard(offset)
         for name in flags:
-            bitmap = self.flags.get(name)
-            if bitmap is None:
+            having = self.flags.get(name)
+            if having is None:
                 if len(self.flags) >= KEYWORDS_PER_SEGMENT:
                     continue
-                bitmap = self.flags[name] = BitMap()
-            bitmap.add(offset)
+                having = self.flags[name] = BitMap()
+            having.add(offset)
 
     def drop(self, offset: int) -> None:
         """Forget the UID."""

@@ -23,8 +23,8 @@ MAX_ACCOUNTS_PER_USER: Final = 10_000
 class UserState:
     """Sessions and accounts of one user.
 
-    `until` is when its heat ends, `forwarded_at` the activity that was last passed on, `accounts` the version under which
-    each account joined.
+    `until` is when its heat ends, `forwarded_at` the activity that was last passed on, `accounts` the version under
+    which each account joined.
     """
 
     until: datetime | None = None

@@ -45,7 +45,7 @@ class MirrorStore:
     def get(self, partition: int, key: str) -> bytes | None:
         """Value of a key, if present."""
         value = self._db.get(_key(partition, key))
-        return None if value is None else bytes(value)
+        return None if value is None else _raw(value)
 
     def scan(self, partition: int, prefix: str) -> Iterator[tuple[str, bytes]]:
         """Records whose key begins with `prefix`, in key order."""
@@ -53,9 +53,10 @@ class MirrorStore:
         options = ReadOptions()
         options.set_iterate_upper_bound(start + b"\xff")
         for raw_key, value in self._db.items(from_key=start, read_opt=options):
-            if not raw_key.startswith(start):
+            key = _raw(raw_key)
+            if not key.startswith(start):
                 break
-            yield bytes(raw_key[3:]).decode(), bytes(value)
+            yield key[3:].decode(), _raw(value)
 
     def position(self, partition: int) -> int:
         """Offset of `mailbox.mirror` up to which this partition has been read here; 0 if never."""
@@ -84,6 +85,12 @@ class MirrorStore:
         """Close the database and remove it."""
         self._db.close()
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _raw(value: object) -> bytes:
+    """A raw-mode store gives bytes; its types say more."""
+    assert isinstance(value, bytes)
+    return value
 
 
 def _key(partition: int, key: str) -> bytes:

@@ -1,0 +1,152 @@
+"""History, newest first: one window at a time, so that live mail never waits for more than one.
+
+The state is the mailbox's own: `floor` falls over UIDs whose events are committed. A window that was interrupted is found again by set
+difference, since what was already published is known. After a reset the same walk pairs old places with new ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pyroaring import BitMap
+
+from streams.contracts import mailbox as events
+from streams.errors import MailboxError, MailboxUnusable
+from streams.imap.session import ImapSession
+from streams.settings import Settings
+from streams.sync.moves import HeldRemovals
+from streams.sync.passes import SEARCH_WINDOW, AccountPass, Memory, since_criterion, utc
+from streams.sync.state import AccountState, MailboxState
+
+WINDOW_TARGET_S = 1.0
+"""A window that takes longer is made smaller: it is how long live mail may have to wait."""
+
+
+class Backfill:
+    """Walks the history of an account with one session. The caller holds the account's lock for each `step`."""
+
+    def __init__(
+        self,
+        state: AccountState,
+        settings: Settings,
+        memory: Memory,
+        account_pass: AccountPass,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._memory = memory
+        self._pass = account_pass
+        self._wall = wall
+        self._below: dict[tuple[str, int], BitMap] = {}
+        self._held: dict[tuple[str, int], HeldRemovals] = {}
+        self.read = 0
+        self.bytes = 0
+
+    def next_box(self) -> MailboxState | None:
+        """The mailbox to go on with: those after a reset first, then INBOX, special-use folders, the others."""
+        now = self._wall()
+        open_boxes = [
+            box
+            for box in self._state.iterate()
+            if box.record.visited
+            and not box.record.backfill_done
+            and not (box.record.aside_until is not None and box.record.aside_until > now)
+        ]
+        return min(open_boxes, key=lambda box: box.record.previous is None, default=None)
+
+    async def step(self, session: ImapSession) -> bool:
+        """Read one window. False when there is nothing left to do. Raises what the session and the log raise."""
+        box = self.next_box()
+        if box is None:
+            return False
+        try:
+            await self._step(session, box)
+        except MailboxError as error:
+            self._forget(box)
+            if self._memory.trouble.window <= 1 or isinstance(error, MailboxUnusable):
+                self._pass.set_aside(box, error)
+            await self._pass.reader.settle()
+        return True
+
+    async def _step(self, session: ImapSession, box: MailboxState) -> None:
+        record = box.record
+        reader = self._pass.reader
+        if session.selected != record.wire_name:
+            selected = await session.examine(record.wire_name)
+            if (selected.uidvalidity or 0) != box.epoch:
+                self._forget(box)
+                raise MailboxUnusable("UIDVALIDITY changed since the last look", code="uidvalidity_changed")
+        key = (record.mailbox_id, box.epoch)
+        below = self._below.get(key)
+        if below is None:
+            below = self._below[key] = await self._search_below(session, box)
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = HeldRemovals()
+            if record.previous is not None:
+                held.hold(box, box.known(record.previous), record.previous)
+        limited = record.limit_count is not None and record.backfilled >= record.limit_count
+        rest = BitMap() if limited else below - box.known() - BitMap(record.quarantined)
+        size = reader.window()
+        if record.limit_count is not None:
+            size = max(1, min(size, record.limit_count - record.backfilled))
+        window = rest[max(0, len(rest) - size) :]
+        if window:
+            started = time.monotonic()
+            await reader.read(session, box, window, "backfill", held)
+            self._adapt(time.monotonic() - started)
+            record.floor = min(record.floor, window.min())
+            record.backfilled += len(window)
+            self.read += len(window)
+            below -= BitMap(range(window.min(), (1 << 32) - 1))
+            box.dirty = True
+            await reader.flush()
+            return
+        await self._finish(box)
+
+    def _adapt(self, seconds: float) -> None:
+        if seconds > 1.5 * WINDOW_TARGET_S:
+            self._memory.trouble.window = max(50, self._memory.trouble.window // 2)
+        elif seconds < 0.7 * WINDOW_TARGET_S:
+            self._memory.trouble.grow(self._settings.FETCH_WINDOW)
+
+    async def _search_below(self, session: ImapSession, box: MailboxState) -> BitMap:
+        """UIDs of the server below the floor, within the limit in force."""
+        record = box.record
+        # after a reset everything is looked at, since a known message may be older than the limit
+        limit = "" if record.since is None or record.previous is not None else f" {since_criterion(record.since)}"
+        if record.floor <= 1:
+            return BitMap()
+        step = record.floor if session.has("ESEARCH") else SEARCH_WINDOW
+        found = BitMap()
+        low = 1
+        while low < record.floor:
+            high = min(record.floor, low + step)
+            found |= (await session.uid_search(f"UID {low}:{high - 1}{limit}".encode())).uids
+            low = high
+        return found & BitMap(range(1, record.floor))
+
+    async def _finish(self, box: MailboxState) -> None:
+        record = box.record
+        await self._pass.remove_previous(box)
+        if record.limit_count is None:
+            record.floor = 1
+        record.backfill_done = True
+        box.dirty = True
+        self._forget(box)
+        self._state.emit(
+            events.BackfillCompleted,
+            mailbox_id=record.mailbox_id,
+            mailbox=record.name,
+            messages=record.count,
+            since=None if record.since is None else utc(record.since),
+        )
+        await self._pass.reader.settle()
+
+    def _forget(self, box: MailboxState) -> None:
+        for memo in (self._below, self._held):
+            for key in [k for k in memo if k[0] == box.record.mailbox_id]:
+                del memo[key]

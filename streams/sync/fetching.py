@@ -1,0 +1,132 @@
+"""What is asked of the server about a message, and what of the answer goes into `message.added`.
+
+A missing item is not an empty one: a message whose answer lacks what was asked for is reported as incomplete, never published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, Final
+
+from streams.contracts import mailbox as events
+from streams.domain.identity import Basis, identity_from_content, identity_from_server_id
+from streams.imap.values import FetchedMessage
+from streams.mime import attachments_from_structure, canonical_identity, parse_headers
+from streams.mime.values import Headers
+
+_SYSTEM_FLAGS: Final = {
+    name.lower(): name for name in ("\\Seen", "\\Answered", "\\Flagged", "\\Deleted", "\\Draft", "$Forwarded")
+}
+_HEADERS: Final = b"BODY.PEEK[HEADER.FIELDS (FROM TO CC REPLY-TO SUBJECT DATE MESSAGE-ID IN-REPLY-TO REFERENCES)]"
+LABEL: Final = "label:"
+"""Gmail's labels are remembered as flags with this prefix, which no IMAP flag can have."""
+
+
+def flag_items(capabilities: Set[str]) -> list[bytes]:
+    """Items that tell the flags of known messages."""
+    items = [b"UID", b"FLAGS"]
+    if "CONDSTORE" in capabilities or "QRESYNC" in capabilities:
+        items.append(b"MODSEQ")
+    if "X-GM-EXT-1" in capabilities:
+        items.append(b"X-GM-LABELS")
+    return items
+
+
+def message_items(capabilities: Set[str], *, structure: bool) -> list[bytes]:
+    """Items that tell all of a message that an event carries. Bodies are never part of it; nothing sets a flag."""
+    items = [*flag_items(capabilities), b"INTERNALDATE", b"RFC822.SIZE", _HEADERS]
+    if "OBJECTID" in capabilities:
+        items += [b"EMAILID", b"THREADID"]
+    if "X-GM-EXT-1" in capabilities:
+        items += [b"X-GM-MSGID", b"X-GM-THRID"]
+    if structure:
+        items.append(b"BODYSTRUCTURE")
+    return items
+
+
+def flags_of(message: FetchedMessage) -> frozenset[str] | None:
+    """Flags (and labels) as the mirror keeps them: system flags in their canonical spelling, without \\Recent."""
+    if message.flags is None:
+        return None
+    names: set[str] = set()
+    for raw in message.flags:
+        text = raw.decode("utf-8", "replace").replace("\x00", "�")
+        lower = text.lower()
+        if lower != "\\recent" and text:
+            names.add(_SYSTEM_FLAGS.get(lower, text))
+    for label in message.gm_labels or ():
+        names.add(LABEL + label.decode("utf-8", "replace"))
+    return frozenset(names)
+
+
+def split_labels(flags: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Flags and labels as events show them; labels None where the server has none of the kind."""
+    plain = tuple(sorted(f for f in flags if not f.startswith(LABEL)))
+    labels = tuple(sorted(f[len(LABEL) :] for f in flags if f.startswith(LABEL)))
+    return plain, labels or None
+
+
+def is_complete(message: FetchedMessage) -> bool:
+    """Whether everything that makes an event and an identity is there."""
+    return message.flags is not None and b"HEADER.FIELDS" in message.sections and message.damaged is None
+
+
+def identity_of(account_id: str, basis: Basis, message: FetchedMessage, *, place: str) -> bytes:
+    """Identity of a fetched message on the account's basis; the content where the server leaves the id out."""
+    if basis == "email_id" and message.email_id:
+        return identity_from_server_id(account_id, basis, message.email_id)
+    if basis == "gm_msgid" and message.gm_msgid is not None:
+        return identity_from_server_id(account_id, basis, str(message.gm_msgid))
+    return identity_from_content(
+        account_id,
+        size=message.size,
+        internal_date=message.internal_date,
+        canonical_headers=canonical_identity(message.sections.get(b"HEADER.FIELDS", b"")),
+        fallback=place,
+    )
+
+
+def event_fields(message: FetchedMessage, flags: frozenset[str], *, structure: bool) -> dict[str, Any]:
+    """Fields of `message.added` that come from the message itself."""
+    parsed = parse_headers(message.sections.get(b"HEADER.FIELDS", b""))
+    plain, labels = split_labels(flags)
+    thread = message.thread_id or (None if message.gm_thrid is None else str(message.gm_thrid))
+    attachments = attachments_from_structure(message.structure) if structure and message.structure is not None else None
+    return {
+        "flags": plain,
+        "labels": labels,
+        "modseq": None if message.modseq is None else str(message.modseq),
+        "internal_date": message.internal_date,
+        "size": message.size,
+        "headers": _headers(parsed),
+        "attachments": None
+        if attachments is None
+        else tuple(
+            events.Attachment(
+                part=a.part,
+                content_type=a.content_type,
+                filename=a.filename,
+                size=a.size,
+                content_id=a.content_id,
+                inline=a.inline,
+            )
+            for a in attachments
+        ),
+        "thread_id": thread,
+        "defects": parsed.defects,
+    }
+
+
+def _headers(parsed: Headers) -> events.MessageHeaders:
+    # Address of the parser and of the contract have the same two fields; the encoder only looks at those
+    return events.MessageHeaders(
+        from_=parsed.from_,  # type: ignore[arg-type]
+        to=parsed.to,  # type: ignore[arg-type]
+        cc=parsed.cc,  # type: ignore[arg-type]
+        reply_to=parsed.reply_to,  # type: ignore[arg-type]
+        subject=parsed.subject,
+        date=parsed.date,
+        message_id=parsed.message_id,
+        in_reply_to=parsed.in_reply_to,
+        references=parsed.references,
+    )

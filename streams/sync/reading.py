@@ -1,0 +1,321 @@
+"""Fetching messages into the log: windows, chunks, what cannot be read.
+
+One FETCH asks for a window; its answer is streamed in chunks, each chunk is one batch with its mirror records. A window that
+fails is halved until the message at fault stands alone; that one is set aside with its reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pyroaring import BitMap
+
+from streams.contracts import mailbox as events
+from streams.domain.identity import Basis, message_id_of
+from streams.domain.mirror import QUARANTINE_LIMIT, Quarantined
+from streams.domain.plan import uid_set
+from streams.errors import CommandTimedOut, ConnectionLost, MailboxError, MailboxUnusable
+from streams.imap.session import ImapSession
+from streams.imap.values import FetchedMessage
+from streams.mime import Leaf, preview, text_part
+from streams.observer import RuntimeObserver
+from streams.settings import Settings
+from streams.sync import fetching
+from streams.sync.moves import HeldRemovals
+from streams.sync.state import AccountState, MailboxState
+
+log = logging.getLogger(__name__)
+
+Origin = Literal["live", "backfill", "repair"]
+
+SLICE = 50
+"""Messages turned into events before other tasks get their turn (about 5 ms)."""
+COMMITS_AHEAD = 2
+"""Chunks handed to the log and not yet committed, per account."""
+TRIES_ALONE = 2
+"""Failures of a message fetched alone before it is set aside."""
+_RETRY_AFTER_S = (3600.0, 6 * 3600.0, 24 * 3600.0)
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What the runner remembers of failures, across connections: how large a window may be, who failed alone."""
+
+    window: int
+    alone: dict[tuple[str, int], int] = field(default_factory=dict)
+    without_structure: bool = False
+
+    def shrink(self) -> None:
+        """A window failed."""
+        self.window = max(1, self.window // 4)
+
+    def grow(self, limit: int) -> None:
+        """A window went well."""
+        self.window = min(limit, self.window * 2)
+
+
+class Reader:
+    """Turns UIDs of the selected mailbox into events of one account."""
+
+    def __init__(
+        self,
+        state: AccountState,
+        settings: Settings,
+        observer: RuntimeObserver,
+        trouble: Trouble,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._observer = observer
+        self._trouble = trouble
+        self._wall = wall
+        self._in_flight: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def structure(self) -> bool:
+        """Whether BODYSTRUCTURE is asked for."""
+        wanted = self._settings.FETCH_STRUCTURE or self._settings.PREVIEW_BYTES > 0
+        return wanted and not self._trouble.without_structure
+
+    def window(self) -> int:
+        """Messages the next FETCH may ask for."""
+        limit = self._settings.FETCH_CHUNK if self._settings.PREVIEW_BYTES else self._settings.FETCH_WINDOW
+        return min(limit, self._trouble.window)
+
+    async def flush(self) -> None:
+        """Hand what is pending to the log; waits while too much is in flight. Raises `ProducerLost`."""
+        await self._state.log.room()
+        future = self._state.flush()
+        if future is not None:
+            self._in_flight.append(future)
+        while len(self._in_flight) > COMMITS_AHEAD:
+            await asyncio.shield(self._in_flight.popleft())
+
+    async def settle(self) -> None:
+        """Wait until everything handed over is committed. Raises `ProducerLost`."""
+        await self.flush()
+        while self._in_flight:
+            await asyncio.shield(self._in_flight.popleft())
+
+    async def read(
+        self, session: ImapSession, box: MailboxState, uids: BitMap | int, origin: Origin, held: HeldRemovals
+    ) -> BitMap:
+        """Fetch one window of UIDs that the server is known to have, or everything from a UID on (an int).
+
+        Returns those that were answered (published or set aside). What is not answered after a tagged OK is gone.
+        Raises what the session raises after remembering the trouble.
+        """
+        spec = f"{uids}:*" if isinstance(uids, int) else uid_set(uids)
+        structure = self.structure
+        done = BitMap()
+        bad: dict[int, str] = {}
+        waiting: list[FetchedMessage] = []  # with previews: they are asked for once this answer is complete
+        items = fetching.message_items(session.capabilities, structure=structure)
+        epoch = box.epoch
+        try:
+            async with contextlib.aclosing(session.uid_fetch(spec, items, chunk=self._settings.FETCH_CHUNK)) as chunks:
+                async for chunk in chunks:
+                    if box.deleted or box.epoch != epoch:
+                        raise MailboxUnusable("the mailbox was replaced while it was read")
+                    wanted = [m for m in chunk.messages if _within(uids, m.uid) and m.uid not in done]
+                    whole = [m for m in wanted if fetching.is_complete(m)]
+                    for message in wanted:
+                        if not fetching.is_complete(message):
+                            bad[message.uid] = "unparsable answer" if message.damaged else "incomplete answer"
+                    for unreadable in chunk.unreadable:
+                        if unreadable.uid is not None and _within(uids, unreadable.uid):
+                            bad[unreadable.uid] = unreadable.reason
+                    done.update(m.uid for m in whole)
+                    if self._settings.PREVIEW_BYTES:
+                        waiting.extend(whole)
+                        continue
+                    await self._publish(box, whole, origin, held, {}, structure=structure)
+                    await self.flush()
+        except (ConnectionLost, CommandTimedOut, MailboxError):
+            if not isinstance(uids, int):
+                self._remember_failure(box, uids - done)
+            else:
+                self._trouble.shrink()
+            raise
+        if waiting:
+            texts = await self._previews(session, [m for m in waiting if m.uid not in box.known()])
+            await self._publish(box, waiting, origin, held, texts, structure=structure)
+            await self.flush()
+        for uid in bad:
+            if uid not in done:
+                await self._read_alone(session, box, uid, bad[uid], origin, held)
+                done.add(uid)
+        for uid in [u for u in box.record.quarantined if _within(uids, u)]:
+            if uid in box.known() or uid not in done:
+                del box.record.quarantined[uid]
+                box.dirty = True
+        return done
+
+    def _remember_failure(self, box: MailboxState, left: BitMap) -> None:
+        if len(left) == 1:
+            uid = left[0]
+            key = (box.record.mailbox_id, uid)
+            self._trouble.alone[key] = self._trouble.alone.get(key, 0) + 1
+            if self._trouble.alone[key] >= TRIES_ALONE:
+                self.set_aside(box, uid, "the server fails or falls silent when asked for it")
+                self._trouble.alone.pop(key, None)
+        self._trouble.shrink()
+
+    async def _read_alone(
+        self, session: ImapSession, box: MailboxState, uid: int, reason: str, origin: Origin, held: HeldRemovals
+    ) -> None:
+        """Second try of one message, without BODYSTRUCTURE; then it is set aside."""
+        items = fetching.message_items(session.capabilities, structure=False)
+        found: FetchedMessage | None = None
+        answered = False
+        try:
+            async with contextlib.aclosing(session.uid_fetch(str(uid), items)) as chunks:
+                async for chunk in chunks:
+                    answered = answered or bool(chunk.unreadable)
+                    for message in chunk.messages:
+                        if message.uid == uid:
+                            answered = True
+                            found = message if fetching.is_complete(message) else found
+        except MailboxError as error:
+            answered, reason = True, str(error)
+        if found is not None:
+            await self._publish(box, [found], origin, held, {}, structure=False)
+        elif answered:
+            self.set_aside(box, uid, reason)
+
+    def set_aside(self, box: MailboxState, uid: int, reason: str) -> None:
+        """Quarantine one UID: remembered with its reason, published once, tried again on its own schedule."""
+        record = box.record
+        before = record.quarantined.get(uid)
+        attempts = 1 if before is None else before.attempts + 1
+        wait = _RETRY_AFTER_S[min(attempts - 1, len(_RETRY_AFTER_S) - 1)] * (0.9 + 0.2 * random.random())
+        if before is None and len(record.quarantined) >= QUARANTINE_LIMIT:
+            raise MailboxUnusable(f"more than {QUARANTINE_LIMIT} messages cannot be read")
+        record.quarantined[uid] = Quarantined(reason[:200], attempts, self._wall() + wait)
+        box.dirty = True
+        if before is None:
+            self._state.emit(
+                events.MessageUnreadable,
+                mailbox_id=record.mailbox_id,
+                mailbox=record.name,
+                uidvalidity=box.epoch,
+                uid=uid,
+                reason=reason[:200],
+                attempts=attempts,
+            )
+        self._observer.quarantined("message", "unreadable")
+        log.warning("message set aside: mailbox %s, UID %d: %s", record.mailbox_id, uid, reason[:200])
+
+    async def _publish(
+        self,
+        box: MailboxState,
+        messages: list[FetchedMessage],
+        origin: Origin,
+        held: HeldRemovals,
+        previews: dict[int, str],
+        *,
+        structure: bool,
+    ) -> None:
+        basis = self._state.record.basis or "content"
+        since = box.record.since
+        for count, message in enumerate(messages, 1):
+            if message.uid not in box.known():
+                self._add(box, message, basis, origin, held, previews.get(message.uid), structure, since)
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+
+    def _add(
+        self,
+        box: MailboxState,
+        message: FetchedMessage,
+        basis: Basis,
+        origin: Origin,
+        held: HeldRemovals,
+        text: str | None,
+        structure: bool,
+        since: float | None,
+    ) -> None:
+        state, record, uid = self._state, box.record, message.uid
+        place = f"{record.mailbox_id}/{box.epoch}/{uid}"
+        identity = fetching.identity_of(state.account_id, basis, message, place=place)
+        flags = fetching.flags_of(message) or frozenset()
+        source = held.take(identity)
+        if source is not None:
+            from_box, epoch, from_uid = source
+            box.put(uid, flags, identity)
+            plain, labels = fetching.split_labels(box.flags(uid))
+            state.emit(
+                events.MessageMoved,
+                message_id=message_id_of(identity),
+                from_=state.place(from_box, from_uid, epoch),
+                to=state.place(box, uid),
+                flags=plain,
+                labels=labels,
+                modseq=None if message.modseq is None else str(message.modseq),
+            )
+            from_box.drop(from_uid, epoch)
+            return
+        if (
+            origin == "backfill"
+            and since is not None
+            and record.previous is not None
+            and message.internal_date is not None
+            and message.internal_date.timestamp() < since
+        ):
+            return
+        box.put(uid, flags, identity)
+        fields = fetching.event_fields(message, box.flags(uid), structure=structure)
+        state.emit(
+            events.MessageAdded,
+            mailbox_id=record.mailbox_id,
+            mailbox=record.name,
+            uidvalidity=box.epoch,
+            uid=uid,
+            message_id=message_id_of(identity),
+            origin=origin,
+            preview=text,
+            **fields,
+        )
+        state.saw_mail(message.internal_date)
+        if origin == "live" and message.internal_date is not None:
+            self._observer.arrival_to_log(max(0.0, self._wall() - message.internal_date.timestamp()))
+
+    async def _previews(self, session: ImapSession, messages: list[FetchedMessage]) -> dict[int, str]:
+        """Text previews, from the beginning of each message's text part; one FETCH per distinct part number."""
+        limit = self._settings.PREVIEW_BYTES
+        wanted: dict[str, dict[int, Leaf]] = {}
+        for message in messages:
+            leaf = text_part(message.structure) if message.structure is not None else None
+            if leaf is not None:
+                wanted.setdefault(leaf.part, {})[message.uid] = leaf
+        found: dict[int, str] = {}
+        for part, leaves in wanted.items():
+            item = f"BODY.PEEK[{part}]<0.{limit * 4 + 1024}>".encode()
+            try:
+                async with contextlib.aclosing(session.uid_fetch(uid_set(BitMap(leaves)), [b"UID", item])) as chunks:
+                    async for chunk in chunks:
+                        for message in chunk.messages:
+                            raw = message.sections.get(part.encode())
+                            leaf = leaves.get(message.uid)
+                            if raw is not None and leaf is not None:
+                                found[message.uid] = preview(
+                                    raw, leaf.encoding, leaf.charset, leaf.content_type.partition("/")[2], limit
+                                )
+            except MailboxError as error:
+                log.info("no preview: %s", error)
+        return found
+
+
+def _within(uids: BitMap | int, uid: int) -> bool:
+    """Whether a UID was asked for. ``n:*`` also brings the last message when it lies below n (RFC 9051, 6.4.9)."""
+    return uid >= uids if isinstance(uids, int) else uid in uids
