@@ -1,0 +1,34 @@
+"""Repeats a step at an interval. A step that fails is logged and comes again at its time (row S16); it ends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+JITTER: Final = 0.1
+"""Part of the interval by which rounds vary, so that workers started together do not stay in step."""
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+async def every(
+    interval_s: float,
+    name: str,
+    step: Callable[[], Awaitable[None]],
+    *,
+    first_after_s: float = 0.0,
+    failed: Callable[[str], None] = lambda _name: None,
+    random_: Callable[[], float] = random.random,
+) -> None:
+    """Run `step` after `first_after_s` and then every `interval_s` (from end to beginning), for good."""
+    await asyncio.sleep(first_after_s)
+    while True:
+        try:
+            await step()
+        except Exception:
+            _LOGGER.exception("%s failed, next time in %.0f s", name, interval_s)
+            failed(name)
+        await asyncio.sleep(interval_s * (1 + JITTER * (2 * random_() - 1)))

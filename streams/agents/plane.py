@@ -1,0 +1,295 @@
+"""The control plane as it lives in a Faust app: agents, tables, the keeper of the assignment, timers.
+
+It is a Faust sensor, because sensors start first and stop last and hear of the end of a rebalance (the signal
+`on_partitions_assigned` fires before tables are recovered). Invariants: nothing escapes an agent, since Faust
+acknowledges the event whose handler raised; tables change in agents only; no task of ours ends before the app does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import faust
+from mode import Service
+
+from streams.agents.accounts import AccountEvents
+from streams.agents.assignment import AssignmentKeeper
+from streams.agents.delivery import Deliveries
+from streams.agents.intake import Inbound, Intake
+from streams.agents.membership import GroupProof
+from streams.agents.periodic import every
+from streams.agents.ports import Outgoing, ShardHost
+from streams.agents.tables import ROCKSDB_OPTIONS, AccountRow, Partitioned, Rows, UserRow
+from streams.agents.users import UserEvents
+from streams.contracts import topics
+from streams.contracts.account import AccountHeat, AccountStateChanged, UserAccount, UserActive
+from streams.contracts.codec import Decoder
+from streams.contracts.topics import dead_letter_name
+from streams.domain.ownership import AccountEntry
+from streams.observer import RuntimeObserver
+from streams.settings import Settings
+
+ACCOUNT_ID: Final = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+
+SNAPSHOT_S: Final = 5.0
+"""Seconds between reports of the host's state to the metrics."""
+
+STUCK_S: Final = 120.0
+"""An event that is under way for this long means the topic stands still."""
+
+ROWS_PER_SLICE: Final = 200
+"""Rows read between two turns of the loop: under 5 ms."""
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+Step = Callable[[], Awaitable[None]]
+
+
+class FaustOutbox:
+    """The app's producer as an `Outbox`."""
+
+    def __init__(self, app: Any, settings: Settings) -> None:
+        names = [spec.name for spec in topics.TOPICS]
+        self._topics = {name: app.topic(settings.topic(name), **RAW) for name in names}
+
+    async def send(self, record: Outgoing) -> Awaitable[object]:
+        """See `streams.agents.ports.Outbox`. The partition is that of the key by Kafka's murmur2."""
+        delivery: Awaitable[object] = await self._topics[record.topic].send(
+            key=record.key, value=record.value, headers=list(record.headers) or None
+        )
+        return delivery
+
+
+RAW: Final[dict[str, Any]] = {
+    "key_type": bytes,
+    "value_type": bytes,
+    "key_serializer": "raw",
+    "value_serializer": "raw",
+    "allow_empty": True,
+}
+"""How all topics are declared: a value that Faust cannot decode would be thrown into the stream."""
+
+
+class ControlPlane(faust.Sensor):
+    """Everything of the control plane in one worker. Made by `streams.agents.attach`."""
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        settings: Settings,
+        host: ShardHost,
+        observer: RuntimeObserver,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        super().__init__()
+        self.app = app
+        self.settings = settings
+        self.host = host
+        self.observer = observer
+        self.outbox = FaustOutbox(app, settings)
+        self._steps: list[tuple[float, str, Step, float]] = []
+        self._failures: dict[str, int] = {}
+        self._rebalance_began: float | None = None
+
+        accounts_table = self._table("accounts")
+        users_table = self._table("users")
+        self.account_rows = Rows(accounts_table, AccountRow)
+        self._accounts_by_partition = Partitioned(accounts_table, settings.PARTITIONS)
+
+        accounts = AccountEvents(self.account_rows, host)
+        users = UserEvents(Rows(users_table, UserRow), timedelta(minutes=settings.TIER_SESSION_GRACE_MIN), now)
+        self._deliveries: list[Deliveries] = []
+        self._declare(
+            topics.STATE_CHANGED,
+            "account_state",
+            Intake(
+                Decoder[AccountStateChanged](AccountStateChanged),
+                lambda event: event.account_id,
+                accounts.state_changed,
+                forget=accounts.forgotten,
+                key_pattern=ACCOUNT_ID,
+                partitions=settings.PARTITIONS,
+                observer=observer,
+            ),
+        )
+        self._declare(
+            topics.USER_ACTIVE,
+            "user_activity",
+            Intake(
+                Decoder[UserActive](UserActive),
+                lambda event: event.user_id,
+                users.active,
+                partitions=settings.PARTITIONS,
+                observer=observer,
+            ),
+        )
+        self._declare(
+            topics.USER_ACCOUNTS,
+            "user_accounts",
+            Intake(
+                Decoder[UserAccount](UserAccount),
+                lambda event: event.user_id,
+                users.account,
+                partitions=settings.PARTITIONS,
+                observer=observer,
+            ),
+        )
+        self._declare(
+            topics.HEAT,
+            "account_heat",
+            Intake(
+                Decoder[AccountHeat](AccountHeat),
+                lambda event: event.account_id,
+                accounts.heat,
+                partitions=settings.PARTITIONS,
+                observer=observer,
+            ),
+        )
+
+        source = settings.topic(topics.STATE_CHANGED)
+        self.proof = GroupProof(app, source, deadline_s=settings.KAFKA_SESSION_TIMEOUT_S)
+        self.keeper = AssignmentKeeper(
+            host, self.proof, self.accounts_of, session_timeout_s=settings.KAFKA_SESSION_TIMEOUT_S
+        )
+        app.on_partitions_assigned.connect(self._on_assigned, weak=False)
+        app.sensors.add(self)
+        self.repeat(SNAPSHOT_S, "report of the shards", self._report)
+
+    # --- what others use ------------------------------------------------------------------------------------------
+
+    def repeat(self, interval_s: float, name: str, step: Step, *, first_after_s: float = 0.0) -> None:
+        """Run `step` at an interval for as long as the worker lives. To be called before the app starts."""
+        self._steps.append((interval_s, name, step, first_after_s))
+
+    async def accounts_of(self, partition: int) -> AsyncIterator[AccountEntry]:
+        """Accounts of a recovered partition, in slices.
+
+        Each is read when it comes out, so none is older than events.
+        """
+        table = self._accounts_by_partition
+        for count, key in enumerate(table.keys(partition), 1):
+            row = self.account_rows.decode(table.get(partition, key))
+            if row is not None:
+                yield row.entry(key.decode("utf-8", "replace"))
+            if count % ROWS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+
+    def account(self, partition: int, account_id: str) -> AccountEntry | None:
+        """One account of a recovered partition, as it is now."""
+        row = self.account_rows.decode(self._accounts_by_partition.get(partition, account_id.encode()))
+        return None if row is None else row.entry(account_id)
+
+    def problems(self) -> list[str]:
+        """What keeps the control plane from its work; empty when all is well. Cheap, for the probes."""
+        found = [
+            f"{each.topic} stands still for {each.oldest_s():.0f} s"
+            for each in self._deliveries
+            if each.oldest_s() > STUCK_S
+        ]
+        if not self.keeper.member:
+            found.append("no proof of membership in the group")
+        return found
+
+    # --- Faust ----------------------------------------------------------------------------------------------------
+
+    def on_rebalance_start(self, app: Any) -> dict[str, float]:
+        """Runs in the consumer's thread."""
+        return {"began": time.monotonic()}
+
+    def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
+        """Tables are recovered and the streams flow again."""
+        self.observer.rebalance(time.monotonic() - state["began"])
+        self.keeper.recovered(app.consumer_generation_id, self._partitions_of(app.consumer.assignment()))
+
+    async def _on_assigned(self, app: Any, assigned: Any, **_: Any) -> None:
+        self.keeper.assigned(app.consumer_generation_id, self._partitions_of(assigned))
+
+    def _partitions_of(self, assigned: Any) -> frozenset[int]:
+        source = self.settings.topic(topics.STATE_CHANGED)
+        return frozenset(tp.partition for tp in assigned if tp.topic == source)
+
+    @Service.task
+    async def _keep_assignment(self) -> None:
+        await self._forever("keeper of the assignment", self.keeper.run)
+
+    @Service.task
+    async def _watch_membership(self) -> None:
+        await self._forever("watch over the membership", self.keeper.watch)
+
+    @Service.task
+    async def _deliver(self) -> None:
+        await asyncio.gather(*(self._forever(f"deliveries of {each.topic}", each.run) for each in self._deliveries))
+
+    @Service.task
+    async def _run_steps(self) -> None:
+        await asyncio.gather(
+            *(
+                every(interval, name, step, first_after_s=first, failed=self._step_failed)
+                for interval, name, step, first in self._steps
+            )
+        )
+
+    async def _forever(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A task of Faust that raises stops the worker; ours say what is wrong and begin again."""
+        while True:
+            try:
+                await run()
+            except Exception:
+                _LOGGER.exception("%s failed and begins again", name)
+            await asyncio.sleep(1.0)
+
+    def _step_failed(self, name: str) -> None:
+        self._failures[name] = self._failures.get(name, 0) + 1
+
+    # --- agents ---------------------------------------------------------------------------------------------------
+
+    def _table(self, name: str) -> Any:
+        return self.app.Table(
+            name,
+            key_type=bytes,
+            value_type=bytes,
+            partitions=self.settings.PARTITIONS,
+            options=dict(ROCKSDB_OPTIONS),
+            help=f"{name} of the control plane",
+        )
+
+    def _declare(self, topic: str, name: str, intake: Intake[Any]) -> None:
+        deliveries = Deliveries(topic, self.outbox)
+        self._deliveries.append(deliveries)
+        app = self.app
+
+        async def agent(stream: Any) -> None:
+            # Acknowledged by `Deliveries`, in the same order, when what an event led to is in Kafka.
+            stream.enable_acks = False
+            async for event in stream.events():
+                message = event.message
+                generation = message.generation_id
+                record = Inbound(
+                    topic, message.partition, message.offset, message.key, message.value, tuple(message.headers or ())
+                )
+
+                def ours(generation: int = generation) -> bool:
+                    return bool(generation == app.consumer_generation_id)
+
+                records: Sequence[Outgoing] = await intake.handled(record)
+                await deliveries.put(records, event.ack, ours)
+
+        app.agent(app.topic(self.settings.topic(topic), **RAW), name=f"streams.agents.{name}")(agent)
+
+    # --- timers ---------------------------------------------------------------------------------------------------
+
+    async def _report(self) -> None:
+        snapshot = self.host.snapshot()
+        self.observer.accounts(snapshot.accounts, snapshot.unserved)
+        self.observer.shards(snapshot.shards)
+
+
+DEAD_LETTER_TOPICS: Final = tuple(dead_letter_name(name) for name in (topics.STATE_CHANGED, topics.USER_ACTIVE))
+"""Where the control plane's public topics put what they cannot read."""
