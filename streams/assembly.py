@@ -145,15 +145,14 @@ def run_worker(app: StreamsApp, *, log_level: str | None = None, log_file: str |
         check_data_directory(settings)
         check_encryption_keys(settings)
 
-    stages = [
-        Stage(parts.beside),
-        Stage(parts.owning),
-        Stage([FaustService(app, parts.observer)]),
-        Stage(parts.tasks, uses_grace=True),
-    ]
+    beside, owning = Stage(parts.beside), Stage(parts.owning)
+    control, tasks = Stage([FaustService(app, parts.observer)]), Stage(parts.tasks, uses_grace=True)
     return launch(
         settings,
-        stages=[stage for stage in stages if stage.services],
+        # Shards must be there when the first assignment comes, and be done with their transactions when the group is
+        # left: peers fence them from that moment on.
+        stages=[beside, owning, control, tasks],
+        stop_order=[tasks, owning, control, beside],
         checks=[
             kafka_check(settings),
             topics_check(settings, changelog_topics(app)),

@@ -21,6 +21,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -99,6 +100,8 @@ class PrometheusObserver:
     """Counts what is observed. Each has a registry of its own."""
 
     def __init__(self) -> None:
+        # Else every counter and histogram comes with a second series that says when it was made.
+        disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

@@ -8,7 +8,7 @@
     connecting  checks: Kafka, topics, PostgreSQL; retried             cancels the attempt at once (W4)
     starting    stages start in order                                 cancels the start, drains what runs
     running     until a signal, a failure, or the work is done        drains
-    draining    stages stop in reverse order, within the grace        a second one skips the rest of the grace (W6)
+    draining    stages stop, in their order, within the grace        a second one skips the rest of the grace (W6)
     closing     shutdown hooks, left-over tasks and threads           (bounded: W5, W7)
 
 Invariant: whatever hangs, the process ends, with 0 (clean), 1 (failure) or 2 (configuration), and what hung is named.
@@ -60,15 +60,20 @@ class Process:
         hooks: Hooks,
         checks: Sequence[Check] = (),
         stages: Sequence[Stage] = (),
+        stop_order: Sequence[Stage] | None = None,
         retry_interval_s: float = 3.0,
         connect_timeout_s: float | None = None,
         hooks_budget_s: float = 5.0,
     ) -> None:
-        """`connect_timeout_s` bounds how long checks are retried (None: for ever); over it the process ends with 1."""
+        """Stages start in order and stop in `stop_order`, or in reverse.
+
+        `connect_timeout_s` bounds how long checks are retried (None: for ever); over it the process ends with 1.
+        """
         self._shutdown = shutdown
         self._hooks = hooks
         self._checks = checks
         self._stages = stages
+        self._stop_order = tuple(stop_order) if stop_order is not None else tuple(reversed(stages))
         self._retry_interval_s = retry_interval_s
         self._connect_timeout_s = connect_timeout_s
         self._hooks_budget_s = hooks_budget_s
@@ -227,7 +232,7 @@ class Process:
     async def _close(self) -> None:
         self._shutdown.request("the process ends")
         self.phase = "draining"
-        for stage in reversed(self._begun):
+        for stage in (stage for stage in self._stop_order if stage in self._begun):
             await asyncio.gather(*(self._stop(service, stage.uses_grace) for service in stage.services))
         self.phase = "closing"
         if not await self._hooks.run_shutdown(self._hooks_budget_s):

@@ -20,11 +20,14 @@ MIN_LENGTH: Final = 6
 
 _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
-_ASTRING: Final = r"""(?:"(?:[^"\\]|\\.)*"|\{\d+\+?\}|[^\s"']+)"""
+_QUOTED: Final = r"""(?:"(?:[^"\\]|\\.)*"|\{\d+\+?\})"""
+_ASTRING: Final = rf"""(?:{_QUOTED}|[^\s"']+)"""
 
 _RULES: Final[tuple[_Rule, ...]] = (
     # IMAP LOGIN: both arguments, as atoms, quoted strings or literals (RFC 9051, 6.2.3).
-    (re.compile(rf"(?i)\b(LOGIN)\s+{_ASTRING}\s+{_ASTRING}"), rf"\1 {BLANK}"),
+    # Only with a tag before it or a quoted argument after it: prose about logins stays readable.
+    (re.compile(rf"(?i)\b([a-z]*\d[a-z0-9]*\s+LOGIN)\s+{_ASTRING}\s+{_ASTRING}"), rf"\1 {BLANK}"),
+    (re.compile(rf"(?i)\b(LOGIN)\s+(?:{_QUOTED}\s+{_ASTRING}|{_ASTRING}\s+{_QUOTED})"), rf"\1 {BLANK}"),
     # AUTHENTICATE with an initial response (RFC 4959).
     (re.compile(r"(?i)\b(AUTHENTICATE)\s+([A-Z0-9_-]+)\s+[A-Za-z0-9+/=]{4,}"), rf"\1 \2 {BLANK}"),
     # SASL XOAUTH2 and OAUTHBEARER messages, HTTP authorization headers.

@@ -56,9 +56,9 @@ class Watched(Protocol):
     async def wait(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """Services that are started, and later stopped, side by side. Stages start in order and stop in reverse.
+    """Services that are started, and later stopped, side by side.
 
     `uses_grace` says whether the stage may use the whole grace that a first signal grants (tasks in flight). Other
     stages only close what they hold open: they get what is left of the grace, at least `CLOSE_LIMIT_S`.
