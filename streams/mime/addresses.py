@@ -49,6 +49,8 @@ def parse_addresses(
     found: list[Address] = []
     position, end = 0, len(value)
     match = _PLAIN_ENTRY.match
+    most = limits.max_value_chars
+    longest = limits.max_id_chars
     while position < end:
         entry = match(value, position)
         if entry is None:
@@ -58,10 +60,21 @@ def parse_addresses(
             return tuple(found)
         position = entry.end()
         quoted, name, address, bare = entry.groups()
+        if quoted is not None:
+            name = quoted
+        elif name:
+            name = name.rstrip(" \t")
         if address is None:
-            found.append(_address(None, bare, limits, defects))
+            address = bare
+        # What the expression lets through as an address needs no cleaning, and most names need none.
+        if "=?" in entry.group() or len(address) > longest:
+            found.append(_address(name, address, limits, defects))
+        elif not name:
+            found.append(Address(None, address))
+        elif name.isprintable() and "  " not in name and name[0] not in " '" and name[-1] != " " and len(name) <= most:
+            found.append(Address(name, address))
         else:
-            found.append(_address(name if quoted is None else quoted, address, limits, defects))
+            found.append(_address(name, address, limits, defects))
     if position < end and not value.isspace():
         _Scan(value, position, limits, defects, found, room).run()
     return tuple(found)

@@ -46,7 +46,10 @@ _KNOWN: Final[dict[str, str]] = {
 } | {"Message-ID": "message-id", "List-ID": "list-id", "CC": "cc", "BCC": "bcc"}
 
 # RFC 5322 3.6: address fields of receivers are merged when repeated (4.5 tells readers to), the others count once.
-_MERGED: Final = frozenset({"to", "cc", "bcc", "reply-to", "references", "in-reply-to"})
+_LISTS_OF_IDS: Final = frozenset({"references", "in-reply-to"})
+_MERGED: Final = frozenset({"to", "cc", "bcc", "reply-to"}) | _LISTS_OF_IDS
+
+_ADDRESS_FIELDS: Final = ("from", "reply-to", "to", "cc", "bcc")
 
 _MESSAGE_ID: Final = re.compile(r"<([^<>]*)>")
 _MEDIA_TYPE: Final = re.compile(r"\s*+([A-Za-z0-9!#$&^_.+-]{1,127})\s*+/\s*+([A-Za-z0-9!#$&^_.+-]{1,127})")
@@ -64,10 +67,14 @@ def parse_headers(raw: bytes, *, limits: HeaderLimits = DEFAULT_LIMITS) -> Heade
     defects: set[str] = set()
     block = unfolded_block(raw, limits, defects)
     fields: dict[str, str] = {}
+    repeated: dict[str, list[str]] = {}
     for name, body in select(block, _KNOWN):
         if name in fields:
-            body = _again(name, fields[name], body, defects)
-        fields[name] = body
+            repeated.setdefault(name, []).append(body)
+        else:
+            fields[name] = body
+    if repeated:
+        _merge(fields, repeated, defects)
     content_type = fields.get("content-type")
     if not block.isascii():
         hint = None
@@ -78,17 +85,14 @@ def parse_headers(raw: bytes, *, limits: HeaderLimits = DEFAULT_LIMITS) -> Heade
         fields = {name: decode_field(body, None, defects) for name, body in fields.items()}
 
     get = fields.get
+    # The limit on addresses is one for all fields: those that matter most come first.
     room = limits.max_addresses
-    from_ = _addresses(get("from"), room, limits, defects)
-    to = _addresses(get("to"), room - len(from_), limits, defects)
-    cc: tuple[Address, ...] = ()
-    bcc: tuple[Address, ...] = ()
-    reply_to: tuple[Address, ...] = ()
-    if "cc" in fields or "bcc" in fields or "reply-to" in fields:
-        room -= len(from_) + len(to)
-        reply_to = _addresses(get("reply-to"), room, limits, defects)
-        cc = _addresses(get("cc"), room - len(reply_to), limits, defects)
-        bcc = _addresses(get("bcc"), room - len(reply_to) - len(cc), limits, defects)
+    lists: dict[str, tuple[Address, ...]] = {}
+    for name in _ADDRESS_FIELDS:
+        listed = get(name)
+        if listed is not None:
+            lists[name] = found = parse_addresses(listed, limits, defects, room)
+            room -= len(found)
 
     subject = get("subject")
     if subject is not None:
@@ -122,11 +126,11 @@ def parse_headers(raw: bytes, *, limits: HeaderLimits = DEFAULT_LIMITS) -> Heade
         content_type = media_type(content_type)
 
     return Headers(
-        from_=from_,
-        to=to,
-        cc=cc,
-        bcc=bcc,
-        reply_to=reply_to,
+        from_=lists.get("from", ()),
+        to=lists.get("to", ()),
+        cc=lists.get("cc", ()),
+        bcc=lists.get("bcc", ()),
+        reply_to=lists.get("reply-to", ()),
         subject=subject,
         date=date,
         message_id=message_id,
@@ -147,15 +151,14 @@ def media_type(value: str) -> str | None:
     return f"{main}/{sub}".lower()
 
 
-def _again(name: str, first: str, body: str, defects: set[str]) -> str:
-    if name not in _MERGED:
-        defects.add(d.DUPLICATE_FIELD)
-        return first if first.strip() else body
-    return f"{first} {body}" if name in ("references", "in-reply-to") else f"{first},{body}"
-
-
-def _addresses(value: str | None, room: int, limits: HeaderLimits, defects: set[str]) -> tuple[Address, ...]:
-    return () if value is None else parse_addresses(value, limits, defects, room)
+def _merge(fields: dict[str, str], repeated: dict[str, list[str]], defects: set[str]) -> None:
+    for name, bodies in repeated.items():
+        bodies = [fields[name], *bodies]
+        if name in _MERGED:
+            fields[name] = (" " if name in _LISTS_OF_IDS else ",").join(bodies)
+        else:
+            defects.add(d.DUPLICATE_FIELD)
+            fields[name] = next((body for body in bodies if body.strip()), bodies[0])
 
 
 def _text(value: str, limits: HeaderLimits, defects: set[str]) -> str:

@@ -30,10 +30,11 @@ def canonical_identity(raw: bytes) -> bytes:
     they stand in. Runs of white space in bodies are one blank, none at the ends. Bytes are otherwise kept as they are.
     Reads the first MiB of the block. Never raises on content.
     """
-    bodies: dict[str, str] = {}
+    lines: dict[str, list[str]] = {}
     for name, body in select(unfolded_block(raw, _LIMITS, set()), _KNOWN):
         line = f"{name}:{' '.join(body.split())}\n"
-        bodies[name] = bodies[name] + line if name in bodies else line
-    if not bodies:
-        return b""
-    return "".join([bodies[name] for name in IDENTITY_FIELDS if name in bodies]).encode("latin-1")
+        if name in lines:
+            lines[name].append(line)
+        else:
+            lines[name] = [line]
+    return "".join(["".join(lines[name]) for name in IDENTITY_FIELDS if name in lines]).encode("latin-1")
