@@ -101,7 +101,7 @@ class PrometheusObserver:
 
     def __init__(self) -> None:
         # Else every counter and histogram comes with a second series that says when it was made.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

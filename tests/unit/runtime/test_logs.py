@@ -10,6 +10,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from streams.runtime.context import ContextThreadPool, log_context
 from streams.runtime.log_limit import FloodFilter
-from streams.runtime.logs import configure_logs
+from streams.runtime.logs import PINNED, TALKATIVE, configure_logs
 from streams.runtime.redaction import BLANK, Redactor
 from streams.settings import Settings, load_settings
 
@@ -52,19 +53,27 @@ def settings() -> Settings:
     )
 
 
-@pytest.fixture
-def lines(settings: Settings) -> Iterator[Lines]:
+@contextmanager
+def logging_put_back() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.captureWarnings(False)
+        structlog.reset_defaults()
+        for name in (*PINNED, *TALKATIVE):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def lines(settings: Settings) -> Iterator[Lines]:
     found = Lines()
-    configure_logs(settings, stream=found.stream)
-    yield found
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
-    for name in ("aiokafka", "faust", "mode", "aioimaplib", "aioimaplib.aioimaplib"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
+    with logging_put_back():
+        configure_logs(settings, stream=found.stream)
+        yield found
 
 
 def test_one_json_object_per_line_of_ours_and_of_libraries(lines: Lines) -> None:
@@ -75,7 +84,7 @@ def test_one_json_object_per_line_of_ours_and_of_libraries(lines: Lines) -> None
     except ValueError:
         structlog.get_logger("streams.x").exception("failed")
     ours, library, failure = lines.all()
-    assert (ours["event"], ours["partition"], ours["level"], ours["logger"]) == (
+    assert [ours[key] for key in ("event", "partition", "level", "logger")] == ["shard started", 3, "info", "streams.x"]
         "shard started",
         3,
         "info",
@@ -118,13 +127,9 @@ def test_warnings_are_log_records(lines: Lines) -> None:
 
 def test_console_form_is_readable(settings: Settings) -> None:
     stream = io.StringIO()
-    handlers = list(logging.getLogger().handlers)
-    configure_logs(settings.model_copy(update={"LOG_FORMAT": "console"}), stream=stream)
-    try:
+    with logging_put_back():
+        configure_logs(settings.model_copy(update={"LOG_FORMAT": "console"}), stream=stream)
         structlog.get_logger("streams.x").info("shard started", partition=3)
-    finally:
-        logging.getLogger().handlers[:] = handlers
-        structlog.reset_defaults()
     assert "shard started" in stream.getvalue()
     assert "partition=3" in stream.getvalue()
 
