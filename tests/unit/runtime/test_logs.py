@@ -84,12 +84,8 @@ def test_one_json_object_per_line_of_ours_and_of_libraries(lines: Lines) -> None
     except ValueError:
         structlog.get_logger("streams.x").exception("failed")
     ours, library, failure = lines.all()
-    assert [ours[key] for key in ("event", "partition", "level", "logger")] == ["shard started", 3, "info", "streams.x"]
-        "shard started",
-        3,
-        "info",
-        "streams.x",
-    )
+    found = [ours[key] for key in ("event", "partition", "level", "logger")]
+    assert found == ["shard started", 3, "info", "streams.x"]
     assert (library["event"], library["logger"]) == ("connection a:1 lost", "aiokafka.conn")
     assert ours["worker"] == library["worker"] == "w1"
     assert ours["timestamp"].endswith("Z")
