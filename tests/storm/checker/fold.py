@@ -72,7 +72,7 @@ def _speaks_of(event: Event, mailbox_id: str | None, uid: int | None) -> bool:
     return False
 
 
-class _Folder:
+class Folder:
     """Folds the events of one account in log order."""
 
     def __init__(self, account: str) -> None:
@@ -235,9 +235,9 @@ def _key(spot: dict[str, Any]) -> PlaceKey:
 
 def fold(events: Iterable[Event]) -> dict[str, FoldedAccount]:
     """Every account of the log, folded in the order of the log."""
-    folders: dict[str, _Folder] = {}
+    folders: dict[str, Folder] = {}
     for event in events:
-        folders.setdefault(event.account, _Folder(event.account)).take(event)
+        folders.setdefault(event.account, Folder(event.account)).take(event)
     return {account: folder.state for account, folder in folders.items()}
 
 

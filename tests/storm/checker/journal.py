@@ -27,7 +27,7 @@ class Journal:
     names: set[str] = field(default_factory=set)
 
     def observe(self, server: Mapping[str, ServerMailbox]) -> None:
-        """Take over what the server shows: also settles what an interrupted action may have done."""
+        """Take over all that the server shows: also settles what an interrupted action may have done."""
         present: set[Spot] = set()
         for mailbox in server.values():
             self.names.add(mailbox.wire_name)
@@ -37,6 +37,14 @@ class Journal:
                 self.flags[spot].add(message.flags)
         self.created |= present
         self.destroyed |= self.created - present
+
+    def observe_mailbox(self, uidvalidity: int, present: Mapping[int, frozenset[str]]) -> None:
+        """Take over one mailbox: UID → flags. What was there and is not has been destroyed."""
+        for uid, flags in present.items():
+            spot = (uidvalidity, uid)
+            self.created.add(spot)
+            self.flags[spot].add(flags)
+        self.destroyed |= {spot for spot in self.created if spot[0] == uidvalidity and spot[1] not in present}
 
 
 def explained(account: FoldedAccount, journal: Journal) -> Iterator[Finding]:

@@ -67,9 +67,25 @@ class Kafka:
         return f"{self.prefix}{name}"
 
 
+async def partitions_of(kafka: Kafka, name: str) -> list[int]:
+    """Numbers of a topic's partitions, as the broker says; empty for a topic that does not exist."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        described = await admin.describe_topics([kafka.topic(name)])
+    finally:
+        await admin.close()
+    return sorted(
+        number["partition"] for topic in described if not topic["error_code"] for number in topic["partitions"]
+    )
+
+
 async def read_raw(kafka: Kafka, name: str, *, committed: bool = True) -> AsyncIterator[Raw]:
     """Every record of a topic, partition by partition in order. A missing topic has no records."""
     topic = kafka.topic(name)
+    owed = [TopicPartition(topic, number) for number in await partitions_of(kafka, name)]
+    if not owed:
+        return
     consumer = AIOKafkaConsumer(
         bootstrap_servers=kafka.bootstrap,
         enable_auto_commit=False,
@@ -79,10 +95,6 @@ async def read_raw(kafka: Kafka, name: str, *, committed: bool = True) -> AsyncI
     )
     await consumer.start()
     try:
-        numbers = consumer.partitions_for_topic(topic) or set()
-        owed = [TopicPartition(topic, number) for number in sorted(numbers)]
-        if not owed:
-            return
         consumer.assign(owed)
         ends = await consumer.end_offsets(owed)
         await consumer.seek_to_beginning(*owed)
@@ -115,6 +127,8 @@ async def read_raw(kafka: Kafka, name: str, *, committed: bool = True) -> AsyncI
 
 async def read_events(kafka: Kafka) -> tuple[list[Event], list[Raw]]:
     """Every committed change, and the records that are none although they lie in the topic."""
+    if not await partitions_of(kafka, "mailbox.changes"):
+        raise LookupError(f"there is no topic {kafka.topic('mailbox.changes')}")
     events: list[Event] = []
     strange: list[Raw] = []
     async for raw in read_raw(kafka, "mailbox.changes"):
@@ -150,7 +164,7 @@ async def end_offsets(kafka: Kafka, name: str) -> dict[int, int]:
     )
     await consumer.start()
     try:
-        numbers = consumer.partitions_for_topic(topic) or set()
+        numbers = await partitions_of(kafka, name)
         ends = await consumer.end_offsets([TopicPartition(topic, number) for number in numbers])
         return {partition.partition: offset for partition, offset in ends.items()}
     finally:

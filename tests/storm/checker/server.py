@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import imapclient
 import imapclient.imap_utf7
+from imapclient.exceptions import IMAPClientError
 
 _HEADER: Final = b"BODY[HEADER]"
-_WINDOW: Final = 2000
-"""UIDs per FETCH: some servers refuse long lists, and answers stay small."""
+_WINDOW: Final = 500
+"""UIDs per FETCH: servers refuse long lists, and answers stay small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +55,34 @@ def canonical_flags(flags: Any) -> frozenset[str]:
     return frozenset(text for text in plain if text != "\\recent")
 
 
-@contextmanager
-def client(login: Login) -> Iterator[imapclient.IMAPClient]:
+def connect(login: Login) -> imapclient.IMAPClient:
     """A logged-in connection with names as they are on the wire."""
     context = None
     if login.tls:
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    with imapclient.IMAPClient(login.host, login.port, ssl=login.tls, ssl_context=context, timeout=60) as connection:
-        connection.folder_encode = False
-        connection.normalise_times = False
+    connection = imapclient.IMAPClient(login.host, login.port, ssl=login.tls, ssl_context=context, timeout=60)
+    connection.folder_encode = False
+    connection.normalise_times = False
+    try:
         connection.login(login.username, login.password)
+    except BaseException:
+        connection.shutdown()
+        raise
+    return connection
+
+
+@contextmanager
+def client(login: Login) -> Iterator[imapclient.IMAPClient]:
+    """The same, logged out at the end."""
+    connection = connect(login)
+    try:
         yield connection
+        connection.logout()
+    except BaseException:
+        connection.shutdown()
+        raise
 
 
 def read_server(login: Login) -> dict[str, ServerMailbox]:
@@ -81,7 +97,12 @@ def read_server(login: Login) -> dict[str, ServerMailbox]:
             wire = raw.decode("ascii") if isinstance(raw, bytes) else str(raw)
             if wire.upper() == "INBOX":
                 wire = "INBOX"
-            found[wire] = _read_mailbox(connection, raw, wire, has_ids)
+            try:
+                found[wire] = _read_mailbox(connection, raw, wire, has_ids)
+            except IMAPClientError as error:
+                # A server's list may name for a moment what was just deleted; opening it tells.
+                if "doesn't exist" not in str(error) and "NONEXISTENT" not in str(error):
+                    raise
     return found
 
 
@@ -91,15 +112,20 @@ def _read_mailbox(connection: imapclient.IMAPClient, raw: bytes, wire: str, has_
     items: list[Any] = ["FLAGS", "RFC822.SIZE", "INTERNALDATE", "BODY.PEEK[HEADER]"]
     if has_ids:
         items.append("EMAILID")
-    messages: dict[int, ServerMessage] = {}
-    for start in range(0, len(uids), _WINDOW):
-        window = uids[start : start + _WINDOW]
-        wanted = set(window)
-        for uid, data in connection.fetch(f"{window[0]}:{window[-1]}", items).items():
-            if uid in wanted:
-                messages[uid] = ServerMessage(canonical_flags(data[b"FLAGS"]), _content(data))
+    messages = {
+        uid: ServerMessage(canonical_flags(data[b"FLAGS"]), _content(data))
+        for uid, data in fetch(connection, uids, items).items()
+    }
     name = imapclient.imap_utf7.decode(wire.encode("ascii"))
     return ServerMailbox(wire, name, int(answer[b"UIDVALIDITY"]), messages)
+
+
+def fetch(connection: imapclient.IMAPClient, uids: Sequence[int], items: Sequence[str]) -> dict[int, dict[bytes, Any]]:
+    """Items of these UIDs, asked for in pieces."""
+    found: dict[int, dict[bytes, Any]] = {}
+    for start in range(0, len(uids), _WINDOW):
+        found |= connection.fetch(list(uids[start : start + _WINDOW]), list(items))
+    return found
 
 
 def _content(data: dict[bytes, Any]) -> str | None:
