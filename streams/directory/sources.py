@@ -1,17 +1,19 @@
 """Credentials for a login, fresh each time, out of what is stored.
 
-Invariants: between logins a secret is in memory only as it was stored, encrypted; PostgreSQL being down stops no account
-that was running (its sealed value is kept); a rotated OAuth2 token is stored before it is used, and an older token never
-replaces a newer one.
+Invariants: between logins a password is in memory only as it was stored, encrypted; PostgreSQL being down stops no
+account that was running (its sealed value is kept); a rotated refresh token never replaces what somebody stored
+meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final
+
+import httpx
 
 from streams.directory.accounts import AccountConnection, AccountStore, UnknownAccount
 from streams.directory.credentials import (
@@ -21,23 +23,17 @@ from streams.directory.credentials import (
     StoredPassword,
     read_secret_file,
 )
+from streams.directory.providers import load_providers
 from streams.errors import CredentialsRefused, ServiceUnavailable
-from streams.imap.credentials import Credential, CredentialSource, Password
+from streams.imap.credentials import Credential, CredentialSource, Password, Secret
+from streams.imap.oauth import OAuthProvider, TokenSource
+from streams.settings import Settings
 
-SaveTokens = Callable[[StoredOAuth2], Awaitable[StoredOAuth2]]
-"""Stores rotated tokens and returns the ones to use: ours, or newer ones that somebody stored meanwhile."""
-
-
-class TokenSources(Protocol):
-    """Makes the OAuth2 source of one account; `streams.imap.oauth` speaks to the providers."""
-
-    def source(self, username: str, tokens: StoredOAuth2, save: SaveTokens) -> CredentialSource:
-        """Raises `CredentialsRefused` for a provider that is not configured."""
-        ...
+_HTTP_CONNECTIONS: Final = 20
 
 
 class CredentialSources:
-    """Makes the `CredentialSource` of an account."""
+    """Makes the `CredentialSource` of an account. One per process: it holds the connections to token endpoints."""
 
     def __init__(
         self,
@@ -45,79 +41,111 @@ class CredentialSources:
         box: CredentialBox,
         *,
         credentials_dir: Path | None = None,
-        tokens: TokenSources | None = None,
+        providers: Mapping[str, OAuthProvider] | None = None,
+        client: httpx.AsyncClient | None = None,
     ) -> None:
         self._store = store
         self._box = box
         self._directory = credentials_dir
-        self._tokens = tokens
+        self._providers = providers or {}
+        self._client = client
+
+    @classmethod
+    def from_settings(cls, store: AccountStore, settings: Settings) -> CredentialSources:
+        """Raises `ConfigurationError` for keys or providers that cannot be used."""
+        return cls(
+            store,
+            CredentialBox.from_settings(settings),
+            credentials_dir=settings.CREDENTIALS_DIR,
+            providers=load_providers(settings.OAUTH_PROVIDERS_FILE),
+        )
 
     def of(self, connection: AccountConnection) -> CredentialSource:
-        """The source for the account as it was read. Opens nothing yet, so it raises nothing."""
-        return _AccountSource(self._store, self._box, self._directory, self._tokens, connection)
+        """The source for the account as it was read; keep it for the account's life. Opens nothing, raises nothing."""
+        return _AccountSource(self, connection)
+
+    async def close(self) -> None:
+        """Close the connections to token endpoints."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _tokens(self, account: _AccountSource, username: str, provider_name: str) -> TokenSource:
+        provider = self._providers.get(provider_name)
+        if provider is None:
+            raise CredentialsRefused(
+                f"OAuth2 provider {provider_name[:50]!r} is not in OAUTH_PROVIDERS_FILE", code="oauth_unconfigured"
+            )
+        if self._client is None:
+            self._client = httpx.AsyncClient(limits=httpx.Limits(max_connections=_HTTP_CONNECTIONS))
+        return TokenSource(provider, username, _RefreshToken(account), self._client)
 
 
 class _AccountSource:
-    """One account's credentials. Logins of one account may come at once: a refresh is done by one of them."""
+    """One account's credentials."""
 
-    def __init__(
-        self,
-        store: AccountStore,
-        box: CredentialBox,
-        directory: Path | None,
-        tokens: TokenSources | None,
-        connection: AccountConnection,
-    ) -> None:
-        self._store = store
-        self._box = box
-        self._directory = directory
-        self._tokens = tokens
+    def __init__(self, shared: CredentialSources, connection: AccountConnection) -> None:
+        self._shared = shared
         self._connection = connection
-        self._lock = asyncio.Lock()
+        self._tokens: TokenSource | None = None
+        self._provider: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<credentials of {self._connection.account_id}>"
 
     async def current(self, *, force_refresh: bool = False) -> Credential:
-        """The credentials to log in with. Raises `CredentialsRefused`, and `ServiceUnavailable` for a token endpoint."""
-        async with self._lock:
-            if force_refresh:
-                await self._read_again()
-            stored = await self._stored()
-            match stored:
-                case StoredPassword(password):
-                    return Password(self._connection.username, password)
-                case StoredOAuth2():
-                    return await self._from_tokens(stored, force_refresh)
+        """The credentials to log in with. Raises `CredentialsRefused`, and what `TokenSource.current` raises."""
+        if force_refresh:
+            await self.read_again()
+        stored = await self.stored()
+        if isinstance(stored, StoredPassword):
+            return Password(self._connection.username, stored.password)
+        if self._tokens is None or self._provider != stored.provider:
+            self._tokens = self._shared._tokens(self, self._connection.username, stored.provider)
+            self._provider = stored.provider
+        return await self._tokens.current(force_refresh=force_refresh)
 
-    async def _from_tokens(self, stored: StoredOAuth2, force_refresh: bool) -> Credential:
-        if self._tokens is None:
-            raise CredentialsRefused(
-                "the account uses OAuth2, OAUTH_PROVIDERS_FILE is not set", code="oauth_unconfigured"
-            )
-        source = self._tokens.source(self._connection.username, stored, self._save)
-        return await source.current(force_refresh=force_refresh)
-
-    async def _stored(self) -> StoredCredential:
+    async def stored(self) -> StoredCredential:
+        """What we have of them, opened. Raises `CredentialsRefused`."""
         if self._connection.auth == "secret_ref":
             name = self._connection.secret_ref or ""
-            return await asyncio.to_thread(read_secret_file, self._directory, name)
+            return await asyncio.to_thread(read_secret_file, self._shared._directory, name)
         if self._connection.sealed is None:
             raise CredentialsRefused("no credentials are stored for the account", code="credentials_missing")
-        return self._box.open(self._connection.account_id, self._connection.sealed)
+        return self._shared._box.open(self._connection.account_id, self._connection.sealed)
 
-    async def _read_again(self) -> None:
+    async def read_again(self) -> None:
         """Somebody may have stored new credentials; when we cannot ask, what we have must do."""
         try:
-            self._connection = await self._store.connection(self._connection.account_id)
+            self._connection = await self._shared._store.connection(self._connection.account_id)
         except ServiceUnavailable:
             return
         except UnknownAccount:
             raise CredentialsRefused("the account does not exist any more", code="unknown_account") from None
 
-    async def _save(self, tokens: StoredOAuth2) -> StoredOAuth2:
-        before = self._connection.sealed
-        sealed = self._box.seal(self._connection.account_id, tokens)
-        if await self._store.store_sealed(self._connection.account_id, sealed, replacing=before):
+    async def save(self, tokens: StoredOAuth2) -> None:
+        """Store rotated tokens in place of the ones we know. Raises `ServiceUnavailable`."""
+        if self._connection.auth == "secret_ref":
+            return  # a mounted secret is not ours to write; its owner rotates it
+        account_id = self._connection.account_id
+        sealed = self._shared._box.seal(account_id, tokens)
+        if await self._shared._store.store_sealed(account_id, sealed, replacing=self._connection.sealed):
             self._connection = replace(self._connection, sealed=sealed)
-            return tokens
-        await self._read_again()
-        stored = await self._stored()
-        return stored if isinstance(stored, StoredOAuth2) else tokens
+        else:
+            await self.read_again()  # newer ones are stored: the next refresh begins with those
+
+
+class _RefreshToken:
+    """The refresh token of one account, as `TokenSource` wants it."""
+
+    def __init__(self, account: _AccountSource) -> None:
+        self._account = account
+
+    async def load(self) -> Secret | None:
+        await self._account.read_again()
+        stored = await self._account.stored()
+        return stored.refresh_token if isinstance(stored, StoredOAuth2) else None
+
+    async def save(self, token: Secret) -> None:
+        stored = await self._account.stored()
+        if isinstance(stored, StoredOAuth2):
+            await self._account.save(replace(stored, refresh_token=token, access_token=None, expires_at=None))

@@ -109,3 +109,13 @@ def clean(value: Any) -> tuple[Any, bool]:
         pairs = [(clean(key), clean(item)) for key, item in value.items()]
         return {key[0]: item[0] for key, item in pairs}, any(key[1] or item[1] for key, item in pairs)
     return value, False
+
+
+def clean_text(value: bytes) -> bytes:
+    """JSON whose text PostgreSQL can store; what is no JSON stays as it is."""
+    if _SUSPICIOUS.search(value) is None:
+        return value
+    try:
+        return msgspec.json.encode(clean(json.loads(value.decode("utf-8", "replace"), strict=False))[0])
+    except (ValueError, RecursionError):
+        return value

@@ -7,6 +7,7 @@ without noticing (a zombie) finds the row moved and writes nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
@@ -38,6 +39,8 @@ _LOCK_TIMEOUT_MS: Final = 15_000
 _ANALYZE_AFTER: Final = (2_000, 20_000, 200_000)
 """Events after which the planner is given statistics. An empty table looks the same through every index, and a plan
 made then is kept: look-ups by the wrong index cost 20 times as much. Later autovacuum sees to it."""
+
+_FOLDED_AT_ONCE: Final = 250  # events between two turns of the event loop: about 2 ms
 
 # PostgreSQL refuses the data itself: class 22 (data exception), 23 (constraint), 54 (a limit of the program).
 _REFUSED: Final = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
@@ -130,7 +133,9 @@ class Tables:
                 outcome.stubs = await _apply_carefully(connection, events, outcome)
             elif events:
                 fold = Fold()
-                fold.extend(events)
+                for first in range(0, len(events), _FOLDED_AT_ONCE):
+                    fold.extend(events[first : first + _FOLDED_AT_ONCE])
+                    await asyncio.sleep(0)
                 await _apply(connection, fold)
                 outcome.odd += fold.odd
             await _apply_status(connection, written)

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
+import asyncpg
 import psycopg
 import sqlalchemy
 from alembic.config import Config
@@ -20,6 +21,7 @@ from alembic.script import ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 
+from streams.directory.postgres import translated
 from streams.errors import ConfigurationError, ServiceUnavailable
 
 LOCK_KEY: Final = 0x6D61696C_73747265  # "mailstre": any number that no other program of the database uses
@@ -51,6 +53,12 @@ async def migrate(dsn: str) -> bool:
     Raises `ServiceUnavailable` when PostgreSQL does not answer, `ConfigurationError` when it refuses us or its schema
     is newer than this program.
     """
+    # Ask first in a way that can be cancelled: the thread below cannot, and an unreachable host takes its time.
+    with translated("connecting"):
+        try:
+            await (await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)).close()
+        except ValueError:
+            raise ConfigurationError("POSTGRES_DSN is no usable PostgreSQL address") from None
     return await asyncio.to_thread(migrate_blocking, dsn)
 
 
