@@ -35,7 +35,7 @@ class Backfill:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._state = state
+        self.state = state
         self._settings = settings
         self._memory = memory
         self._pass = account_pass
@@ -45,12 +45,16 @@ class Backfill:
         self.read = 0
         self.bytes = 0
 
+    async def settle(self) -> None:
+        """Wait until everything read is committed. Raises `ProducerLost`."""
+        await self._pass.reader.settle()
+
     def next_box(self) -> MailboxState | None:
         """The mailbox to go on with: those after a reset first, then INBOX, special-use folders, the others."""
         now = self._wall()
         open_boxes = [
             box
-            for box in self._state.iterate()
+            for box in self.state.iterate()
             if box.record.visited
             and not box.record.backfill_done
             and not (box.record.aside_until is not None and box.record.aside_until > now)
@@ -137,7 +141,7 @@ class Backfill:
         record.backfill_done = True
         box.dirty = True
         self._forget(box)
-        self._state.emit(
+        self.state.emit(
             events.BackfillCompleted,
             mailbox_id=record.mailbox_id,
             mailbox=record.name,

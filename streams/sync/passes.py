@@ -160,6 +160,18 @@ class AccountPass:
         self.result.mailboxes = len(state.mailboxes)
         return self.result
 
+    async def visit(self, session: ImapSession, box: MailboxState, *, full: bool = False) -> PassResult:
+        """Look at one mailbox that is known, and leave the session in it."""
+        held = HeldRemovals()
+        finding = await self._look(session, box, held, full=full)
+        if finding is not None:
+            if finding.new or finding.missing:
+                await self._read_found(session, finding, held, reopen=False)
+            await self._conclude([finding], held)
+        await self.reader.settle()
+        self.result.visited += 1
+        return self.result
+
     async def _guarded(self, box: MailboxState, work: object) -> Finding | None:
         """One odd mailbox never ends a pass: it is set aside with its reason (cases 4, 17, 66, 67)."""
         try:

@@ -1,0 +1,160 @@
+"""IMAP sessions for accounts: address and credentials from the directory, logins through the host's gate.
+
+What was read of an account is kept (credentials encrypted), so that PostgreSQL being down stops no running account. A refused
+login reads it again once, in case new credentials were stored meanwhile.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from typing import Protocol
+
+from streams.directory.accounts import AccountConnection, AccountStore, UnknownAccount
+from streams.errors import AccountError, CredentialsRefused, HostBusy, InsecureConnection
+from streams.imap.addresses import AddressPolicy
+from streams.imap.connecting import connect
+from streams.imap.credentials import CredentialSource
+from streams.imap.hosts import HostGate
+from streams.imap.session import ImapSession
+from streams.imap.values import Limits, Options
+from streams.observer import RuntimeObserver
+from streams.settings import Settings
+
+
+class NotLive(AccountError):
+    """The account is gone, or somebody switched it off: its runner ends (row S9)."""
+
+    code = "not_live"
+
+
+class Sources(Protocol):
+    """Where credentials come from (`streams.directory.sources.CredentialSources`)."""
+
+    def of(self, connection: AccountConnection) -> CredentialSource:
+        """Source of one account's credentials; it keeps them encrypted."""
+        ...
+
+
+class AccountLink:
+    """What is remembered about reaching one account."""
+
+    __slots__ = ("account_id", "connection", "source")
+
+    def __init__(self, account_id: str) -> None:
+        self.account_id = account_id
+        self.connection: AccountConnection | None = None
+        self.source: CredentialSource | None = None
+
+    def forget(self) -> None:
+        """Something about the account changed: read it again before the next login."""
+        self.connection = None
+        self.source = None
+
+
+class Connector:
+    """Opens sessions for all accounts of a process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: AccountStore,
+        sources: Sources,
+        gate: HostGate,
+        tls_context: ssl.SSLContext,
+        observer: RuntimeObserver,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._sources = sources
+        self._gate = gate
+        self._tls = tls_context
+        self._observer = observer
+        self._policy = AddressPolicy(allow_private=settings.IMAP_ALLOW_PRIVATE)
+        self._limits = Limits(
+            connect_timeout_s=settings.IMAP_CONNECT_TIMEOUT_S,
+            command_timeout_s=settings.IMAP_COMMAND_TIMEOUT_S,
+            idle_renew_s=settings.IMAP_IDLE_RENEW_S,
+            max_literal_bytes=settings.IMAP_MAX_LITERAL_BYTES,
+        )
+        self._options = Options(compress=settings.IMAP_COMPRESS)
+        self._open: Counter[str] = Counter()
+
+    @property
+    def store(self) -> AccountStore:
+        """The directory."""
+        return self._store
+
+    async def open(self, link: AccountLink) -> ImapSession:
+        """A session that is logged in. Close it with `close`.
+
+        Raises `NotLive`, other `AccountError`s, or `RetryLater`.
+        """
+        fresh = link.connection is None
+        connection = await self._connection(link)
+        try:
+            return await self._login(link, connection)
+        except CredentialsRefused:
+            if fresh:
+                raise
+            link.forget()
+            again = await self._connection(link)
+            if (again.version, again.sealed) == (connection.version, connection.sealed):
+                raise
+            return await self._login(link, again)
+
+    async def _connection(self, link: AccountLink) -> AccountConnection:
+        if link.connection is None:
+            try:
+                link.connection = await self._store.connection(link.account_id)
+            except UnknownAccount:
+                raise NotLive("the account does not exist any more") from None
+        connection = link.connection
+        if connection.state != "live":
+            link.forget()
+            raise NotLive(f"the account is {connection.state}")
+        if link.source is None:
+            link.source = self._sources.of(connection)
+        return connection
+
+    async def _login(self, link: AccountLink, connection: AccountConnection) -> ImapSession:
+        if connection.tls == "plain" and not self._settings.IMAP_ALLOW_PLAINTEXT:
+            raise InsecureConnection("the account is set to no TLS, and IMAP_ALLOW_PLAINTEXT is off")
+        host = connection.host.lower()
+        if self._open[host] >= self._settings.HOST_CONNECTIONS:
+            raise HostBusy("HOST_CONNECTIONS are open already", code="host_connections")
+        assert link.source is not None
+        self._open[host] += 1
+        try:
+            async with self._gate.login(host):
+                session = await connect(
+                    connection.endpoint,
+                    limits=self._limits,
+                    options=self._options,
+                    tls_context=self._tls,
+                    address_policy=self._policy,
+                )
+                try:
+                    await session.login(link.source)
+                except BaseException:
+                    session.abort()
+                    raise
+        except BaseException:
+            self._open[host] -= 1
+            raise
+        self._observer.connection_opened()
+        return session
+
+    async def close(self, link_host: str, session: ImapSession, *, reason: str) -> None:
+        """LOGOUT within its deadline and forget the session. Never raises on the network."""
+        self._open[link_host] -= 1
+        self._observer.connection_closed(reason)
+        self._observer.bytes_received(session.traffic.bytes_received)
+        if session.alive and reason != "cancelled":
+            await session.close()
+        else:
+            session.abort()
+
+    def slow_down(self, host: str, retry_after_s: float | None) -> None:
+        """A session was told to wait."""
+        self._gate.slow_down(host, retry_after_s=retry_after_s)

@@ -1,0 +1,486 @@
+"""The shards and runners of this worker: what the control plane tells becomes shards, runners and tiers.
+
+Invariants: an account has at most one runner here, and only while its shard is assigned and the account is live; a rebalance
+that leaves a partition leaves its shard, its runners and their connections untouched; what cannot be served is counted and shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from streams.domain.ownership import AccountEntry, ShardEvent, ShardPhase, on_assignment
+from streams.domain.placement import PlacementInput, place
+from streams.domain.tiers import TierInput, evaluate_in_slices, on_heat, on_mail, still_holds
+from streams.errors import MirrorDamaged
+from streams.observer import RuntimeObserver
+from streams.runtime.services import Health
+from streams.settings import Settings
+from streams.sync.connections import Connector
+from streams.sync.runner import AccountRunner, RunnerServices
+from streams.sync.shard import Membership, Shard
+from streams.sync.store import MirrorStore
+
+log = logging.getLogger(__name__)
+
+AccountsOf = Callable[[int], AsyncIterator[AccountEntry]]
+
+RESTORES_AT_ONCE = 8
+BACKFILLS_AT_ONCE = 32
+"""Accounts that read history at the same time: bounds memory and the share of the loop that bulk work gets."""
+PLACEMENT_DELAY_S = 0.2
+STUCK_S = 120.0
+"""A shard on its way to running for this long means that this worker does not make progress."""
+LAG_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AccountSnapshot:
+    """One runner, as status shows it."""
+
+    account_id: str
+    partition: int
+    tier: str
+    reason: str
+    phase: str
+    watching: bool
+    newest_mail_at: datetime | None
+    heat_until: datetime | None
+    last_sync_at: datetime | None
+    next_poll_at: datetime | None
+    error: str | None
+    mailboxes: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostSnapshot:
+    """How this worker is doing."""
+
+    shards: dict[int, str]
+    shard_errors: dict[int, str]
+    accounts: dict[tuple[str, str], int]
+    live: int
+    unserved: int
+    watching: int
+    oldest_overdue_s: float
+    last_commit_at: float | None
+    errors: tuple[tuple[str, str], ...] = field(default_factory=tuple)
+
+
+class Host:
+    """Implements the control plane's `ShardHost`, and is a service of the process."""
+
+    name = "shards"
+
+    def __init__(self, settings: Settings, connector: Connector, observer: RuntimeObserver, *, worker: str) -> None:
+        self._settings = settings
+        self._observer = observer
+        self._worker = worker
+        self._store: MirrorStore | None = None
+        self._shards: dict[int, Shard] = {}
+        self._entries: dict[int, dict[str, AccountEntry]] = {}
+        self._loaded: set[int] = set()
+        self._runners: dict[str, AccountRunner] = {}
+        self._membership: Membership | None = None
+        self._accounts: AccountsOf | None = None
+        self._restores = asyncio.Semaphore(RESTORES_AT_ONCE)
+        self._place_wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: dict[int, asyncio.Task[None]] = {}
+        self._unserved = 0
+        self._stopping = False
+        self._placement_failed = 0
+        self._services = RunnerServices(
+            settings=settings,
+            connector=connector,
+            observer=observer,
+            worker=worker,
+            backfills=asyncio.Semaphore(BACKFILLS_AT_ONCE),
+            on_dead=self._runner_died,
+            on_mail=self._mail_seen,
+        )
+
+    # --- service -----------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Open the local store. Raises `ConfigurationError` when DATA_DIR cannot be used."""
+        self._store = MirrorStore(self._settings.DATA_DIR)
+        self._spawn(self._place_forever(), "placement")
+        self._spawn(self._evaluate_forever(), "tiers")
+
+    async def stop(self, deadline_s: float) -> None:
+        """End all runners (DONE, LOGOUT), commit what they submitted, close the producers."""
+        self._stopping = True
+        started = time.monotonic()
+        for task in list(self._tasks):
+            task.cancel()
+        await self._stop_runners(list(self._runners.values()), max(0.0, deadline_s - 1.0))
+        left = max(0.0, deadline_s - (time.monotonic() - started))
+        shards = list(self._shards.values())
+        self._shards.clear()
+        await asyncio.gather(*(shard.close(flush_s=left) for shard in shards), return_exceptions=True)
+        if self._store is not None:
+            store, self._store = self._store, None
+            store.close()
+
+    def health(self) -> Health:
+        """Not alive when a shard is stuck on its way; not ready while one is on its way."""
+        now = time.time()
+        stuck = [
+            f"shard {p} {s.phase.value} for {now - s.since:.0f} s: {s.error or 'no error'}"
+            for p, s in self._shards.items()
+            if s.phase in (ShardPhase.FENCING, ShardPhase.PROVING, ShardPhase.RESTORING, ShardPhase.BROKEN)
+            and now - s.since > STUCK_S
+        ]
+        on_the_way = [p for p, s in self._shards.items() if s.phase is not ShardPhase.RUNNING]
+        detail = {
+            "shards": dict(Counter(s.phase.value for s in self._shards.values())),
+            "runners": len(self._runners),
+            "unserved": self._unserved,
+        }
+        if stuck:
+            return Health(alive=False, ready=False, reason="; ".join(stuck[:3]), detail=detail)
+        if on_the_way:
+            return Health(ready=False, reason=f"{len(on_the_way)} shards are on their way", detail=detail)
+        return Health(detail=detail)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- what the control plane tells --------------------------------------------------------------------------------
+    async def assigned(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
+        """Hold these shards and no others. Those that stay go on, lost ones stop, new ones start in their own tasks."""
+        if self._stopping or self._store is None:
+            return
+        self._membership, self._accounts = membership, accounts
+        change = on_assignment(frozenset(self._shards), partitions)
+        if change.stop:
+            self._begin_drop(change.stop)
+        for partition in change.keep:
+            self._shards[partition].tell(ShardEvent.ASSIGNED)
+        for partition in change.start:
+            self._shards[partition] = Shard(
+                partition,
+                settings=self._settings,
+                store=self._store,
+                observer=self._observer,
+                worker=self._worker,
+                membership=self._current_membership,
+                restores=self._restores,
+                on_running=self._shard_running,
+                on_broken=self._shard_broken,
+                after=self._closing.get(partition),
+            )
+        log.info("assignment: %d shards stay, %d start, %d stop", len(change.keep), len(change.start), len(change.stop))
+
+    def unassigned(self) -> None:
+        """We are no member of the group any more: stop all runners, close their sockets."""
+        if self._shards:
+            self._begin_drop(frozenset(self._shards))
+
+    def account_changed(self, partition: int, entry: AccountEntry) -> None:
+        """An account has come, changed its state, its user or its version."""
+        if partition not in self._shards:
+            return
+        entries = self._entries.setdefault(partition, {})
+        before = entries.get(entry.account_id)
+        if entry.state != "live":
+            entries.pop(entry.account_id, None)
+            self._stop_account(entry.account_id)
+            return
+        entries[entry.account_id] = entry
+        runner = self._runners.get(entry.account_id)
+        if runner is not None and before is not None and before.version != entry.version:
+            runner.account_changed()
+        if runner is None:
+            self._start_if_room(partition, entry)
+        if self._hot(entry):
+            self.heat_changed(partition, entry.account_id, entry.heat_until)
+
+    def account_forgotten(self, partition: int, account_id: str) -> None:
+        """An account is gone without a trace."""
+        self._entries.get(partition, {}).pop(account_id, None)
+        self._stop_account(account_id)
+
+    def heat_changed(self, partition: int, account_id: str, until: datetime | None) -> None:
+        """A session keeps the account hot until then: promoted at once, shed only by the next evaluation."""
+        entries = self._entries.get(partition, {})
+        entry = entries.get(account_id)
+        if entry is None:
+            return
+        entry = entries[account_id] = AccountEntry(entry.account_id, entry.user_id, entry.state, entry.version, until)
+        runner = self._runners.get(account_id)
+        if runner is None:
+            self._place_wake.set()
+            return
+        decision = on_heat(self._tier_input(runner, entry), now=_now())
+        if decision is not None:
+            runner.set_tier(decision.tier, decision.reason)
+
+    def snapshot(self) -> HostSnapshot:
+        """How shards and accounts are doing."""
+        now = time.time()
+        due = [r.next_poll_at for r in self._runners.values() if r.next_poll_at > 0]
+        commits = [s.last_commit_at for s in self._shards.values() if s.last_commit_at is not None]
+        return HostSnapshot(
+            shards={p: s.phase.value for p, s in self._shards.items()},
+            shard_errors={p: s.error for p, s in self._shards.items() if s.error is not None},
+            accounts=dict(Counter((r.tier, r.phase) for r in self._runners.values())),
+            live=sum(len(entries) for entries in self._entries.values()),
+            unserved=self._unserved,
+            watching=sum(1 for r in self._runners.values() if r.watching),
+            oldest_overdue_s=max((now - at for at in due), default=0.0) if due else 0.0,
+            last_commit_at=max(commits, default=None),
+            errors=tuple(self._errors())[:20],
+        )
+
+    def _errors(self) -> Iterator[tuple[str, str]]:
+        for runner in self._runners.values():
+            if runner.failure is not None:
+                yield runner.account_id, f"{runner.failure.code}: {runner.failure.message}"
+
+    def account(self, account_id: str) -> AccountSnapshot | None:
+        """One account, if it runs here."""
+        runner = self._runners.get(account_id)
+        if runner is None:
+            return None
+        entry = self._entries.get(runner.shard.partition, {}).get(account_id)
+        failure = runner.failure
+        return AccountSnapshot(
+            account_id=account_id,
+            partition=runner.shard.partition,
+            tier=runner.tier,
+            reason=runner.tier_reason,
+            phase=runner.phase,
+            watching=runner.watching,
+            newest_mail_at=_at(runner.newest_mail_at),
+            heat_until=entry.heat_until if entry else None,
+            last_sync_at=_at(runner.last_sync_at),
+            next_poll_at=_at(runner.next_poll_at) if runner.next_poll_at > 0 else None,
+            error=f"{failure.code}: {failure.message}" if failure else None,
+            mailboxes=runner.mailboxes,
+            messages=runner.messages,
+        )
+
+    def runner(self, account_id: str) -> AccountRunner | None:
+        """The runner of an account, if it is served here."""
+        return self._runners.get(account_id)
+
+    def shard(self, partition: int) -> Shard | None:
+        """The shard of a partition, if it is assigned here."""
+        return self._shards.get(partition)
+
+    # --- shards ------------------------------------------------------------------------------------------------------
+    def _current_membership(self) -> Membership:
+        assert self._membership is not None
+        return self._membership
+
+    async def _shard_running(self, shard: Shard) -> None:
+        """Load the accounts of the partition, then give them runners. After a lost producer the runners are there already."""
+        partition = shard.partition
+        if partition in self._loaded or self._accounts is None:
+            return
+        entries = self._entries.setdefault(partition, {})
+        async for entry in self._accounts(partition):
+            if self._shards.get(partition) is not shard:
+                return
+            if entry.state == "live":
+                entries[entry.account_id] = entry
+            else:
+                entries.pop(entry.account_id, None)
+        self._loaded.add(partition)
+        self._place_wake.set()
+
+    async def _shard_broken(self, shard: Shard) -> None:
+        runners = [r for r in self._runners.values() if r.shard is shard]
+        for runner in runners:
+            self._runners.pop(runner.account_id, None)
+        self._loaded.discard(shard.partition)
+        await self._stop_runners(runners, 1.0)
+
+    def _begin_drop(self, partitions: frozenset[int]) -> None:
+        shards = [self._shards.pop(p) for p in partitions if p in self._shards]
+        task = self._spawn(self._drop(partitions, shards), "drop-shards")
+        for partition in partitions:
+            self._closing[partition] = task
+
+    async def _drop(self, partitions: frozenset[int], shards: list[Shard]) -> None:
+        gone = {id(shard) for shard in shards}
+        runners = [r for r in self._runners.values() if id(r.shard) in gone]
+        for runner in runners:
+            del self._runners[runner.account_id]
+        for partition in partitions:
+            self._entries.pop(partition, None)
+            self._loaded.discard(partition)
+        await self._stop_runners(runners, 0.0)
+        await asyncio.gather(*(shard.close(flush_s=0.0) for shard in shards), return_exceptions=True)
+        self._place_wake.set()
+
+    @staticmethod
+    async def _stop_runners(runners: list[AccountRunner], deadline_s: float) -> None:
+        await asyncio.gather(*(runner.stop(deadline_s) for runner in runners), return_exceptions=True)
+
+    # --- runners -----------------------------------------------------------------------------------------------------
+    def _start_if_room(self, partition: int, entry: AccountEntry) -> None:
+        if len(self._runners) < self._settings.MAX_ACCOUNTS_PER_WORKER and self._unserved == 0:
+            self._start_account(partition, entry)
+        if entry.account_id not in self._runners:
+            self._place_wake.set()
+
+    def _start_account(self, partition: int, entry: AccountEntry) -> None:
+        shard = self._shards.get(partition)
+        if shard is None or shard.log is None or partition not in self._loaded or entry.account_id in self._runners:
+            return
+        runner = AccountRunner(entry.account_id, shard, self._services)
+        try:
+            runner.start(shard.log, session_active=self._hot(entry))
+        except MirrorDamaged as error:
+            shard.mirror_unreadable(error)
+            return
+        self._runners[entry.account_id] = runner
+
+    def _stop_account(self, account_id: str) -> None:
+        runner = self._runners.pop(account_id, None)
+        if runner is not None:
+            self._spawn(self._stop_runners([runner], 1.0), f"stop-{account_id}")
+            self._place_wake.set()
+
+    def _runner_died(self, runner: AccountRunner, reason: str) -> None:
+        """Row S9: reaped; it runs again when the control plane says that it is live."""
+        log.info("account %s: its runner has ended: %s", runner.account_id, reason)
+        if self._runners.get(runner.account_id) is runner:
+            del self._runners[runner.account_id]
+            self._entries.get(runner.shard.partition, {}).pop(runner.account_id, None)
+        self._place_wake.set()
+
+    async def _place_forever(self) -> None:
+        """Row S2: who runs when there is not room for all."""
+        while True:
+            await self._place_wake.wait()
+            await asyncio.sleep(PLACEMENT_DELAY_S)
+            self._place_wake.clear()
+            try:
+                self._place()
+            except Exception:
+                log.exception("placement failed and is tried again")
+                self._place_wake.set()
+
+    def _place(self) -> None:
+        capacity = self._settings.MAX_ACCOUNTS_PER_WORKER
+        ready = [(p, e) for p in self._loaded for e in self._entries.get(p, {}).values()]
+        if len(ready) <= capacity:
+            self._unserved = 0
+            for partition, entry in ready:
+                if entry.account_id not in self._runners:
+                    self._start_account(partition, entry)
+            self._report()
+            return
+        by_id = {entry.account_id: (partition, entry) for partition, entry in ready}
+        placement = place((self._placement_input(entry) for _, entry in ready), capacity)
+        for account_id in placement.stop:
+            self._stop_account(account_id)
+        for account_id in placement.start:
+            self._start_account(*by_id[account_id])
+        if len(placement.unserved) != self._unserved:
+            log.warning("%d live accounts are unserved: more workers are needed", len(placement.unserved))
+        self._unserved = len(placement.unserved)
+        self._report()
+
+    def _placement_input(self, entry: AccountEntry) -> PlacementInput:
+        runner = self._runners.get(entry.account_id)
+        return PlacementInput(
+            account_id=entry.account_id,
+            tier=runner.tier if runner is not None else "warm",
+            session=self._hot(entry),
+            newest_mail_at=_at(runner.newest_mail_at) if runner is not None else None,
+            served=runner is not None,
+        )
+
+    def _report(self) -> None:
+        self._observer.accounts(dict(Counter((r.tier, r.phase) for r in self._runners.values())), self._unserved)
+        self._observer.shards(dict(Counter(s.phase.value for s in self._shards.values())))
+
+    # --- tiers -------------------------------------------------------------------------------------------------------
+    async def _evaluate_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.TIER_EVALUATION_S)
+            try:
+                await self.evaluate()
+            except Exception:
+                log.exception("the evaluation of tiers failed and is tried again")
+
+    async def evaluate(self) -> int:
+        """Rows S13, S14: tiers of all runners by session, newest mail and budget. Returns how many changed."""
+        settings = self._settings
+        inputs = [
+            self._tier_input(runner, self._entries.get(runner.shard.partition, {}).get(runner.account_id))
+            for runner in self._runners.values()
+        ]
+        changed = 0
+        now = _now()
+        for decisions in evaluate_in_slices(
+            inputs,
+            hot_budget=settings.HOT_BUDGET_PER_WORKER,
+            hot_activity=timedelta(hours=settings.TIER_HOT_ACTIVITY_H),
+            cold_after=timedelta(days=settings.TIER_COLD_AFTER_D),
+            now=now,
+        ):
+            for decision in decisions:
+                runner = self._runners.get(decision.account_id)
+                if runner is None:
+                    continue
+                entry = self._entries.get(runner.shard.partition, {}).get(runner.account_id)
+                if still_holds(decision, self._tier_input(runner, entry), now=_now()):
+                    runner.set_tier(decision.tier, decision.reason)
+                    changed += 1
+            await asyncio.sleep(0)
+        self._report()
+        return changed
+
+    def _mail_seen(self, runner: AccountRunner) -> None:
+        """New mail promotes at once; demotion waits for the evaluation."""
+        settings = self._settings
+        entry = self._entries.get(runner.shard.partition, {}).get(runner.account_id)
+        hot = sum(1 for r in self._runners.values() if r.tier == "hot")
+        decision = on_mail(
+            self._tier_input(runner, entry),
+            hot_accounts=hot,
+            hot_budget=settings.HOT_BUDGET_PER_WORKER,
+            hot_activity=timedelta(hours=settings.TIER_HOT_ACTIVITY_H),
+            cold_after=timedelta(days=settings.TIER_COLD_AFTER_D),
+            now=_now(),
+        )
+        if decision is not None:
+            runner.set_tier(decision.tier, decision.reason)
+
+    @staticmethod
+    def _tier_input(runner: AccountRunner, entry: AccountEntry | None) -> TierInput:
+        return TierInput(
+            account_id=runner.account_id,
+            tier=runner.tier,
+            reason=runner.tier_reason,
+            heat_until=entry.heat_until if entry is not None else None,
+            newest_mail_at=_at(runner.newest_mail_at),
+            mail_known=runner.mail_known,
+        )
+
+    @staticmethod
+    def _hot(entry: AccountEntry) -> bool:
+        return entry.heat_until is not None and entry.heat_until > _now()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _at(timestamp: float | None) -> datetime | None:
+    return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)

@@ -1,0 +1,667 @@
+"""One account's runner: keeps the account in sync in the shape that its tier asks for.
+
+Two loops share the account's state under one lock. The *poller* looks at all mailboxes when a poll is due, then reads history until the
+next one. The *watcher* holds an IDLE connection on INBOX while the account is hot. A pass, or a window of history, holds the lock;
+everything in between sees whole events only.
+
+Invariant: a runner never concludes anything from a failure; it keeps the cursor and tries again on its schedule (row S16). Its sessions
+belong to it, not to the log: a lost log is read again while the connections stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol, TypeVar
+
+from streams.contracts import mailbox as events
+from streams.contracts import topics
+from streams.contracts.account import (
+    AccountStateChanged,
+    AccountSyncStatus,
+    AccountTierChanged,
+    Phase,
+    SyncError,
+    Tier,
+    TierReason,
+)
+from streams.domain import mirror
+from streams.domain.backoff import full_jitter, jittered
+from streams.errors import (
+    AccountError,
+    CredentialsRefused,
+    HostBusy,
+    MailstreamsError,
+    MirrorDamaged,
+    RetryLater,
+    ShardError,
+)
+from streams.imap.session import ImapSession
+from streams.observer import RuntimeObserver
+from streams.settings import Settings
+from streams.sync.backfill import Backfill
+from streams.sync.connections import AccountLink, Connector, NotLive
+from streams.sync.log import ShardLog
+from streams.sync.passes import AccountPass, Memory
+from streams.sync.reading import Trouble
+from streams.sync.state import AccountState
+
+log = logging.getLogger(__name__)
+
+INBOX: Final = b"INBOX"
+STATUS_EVERY_S: Final = 900.0
+"""An unchanged status is published again this often."""
+NOOP_EVERY_S: Final = 30.0
+"""How often INBOX is asked where the server has no IDLE."""
+STABLE_AFTER_S: Final = 60.0
+"""A watching connection that lived this long forgives earlier failures."""
+
+
+class ShardPort(Protocol):
+    """What a runner needs of its shard."""
+
+    partition: int
+
+    async def running(self) -> ShardLog:
+        """The log in force; waits until the shard runs."""
+        ...
+
+    def mirror_unreadable(self, error: MirrorDamaged) -> None:
+        """The shard must stop until a person looks."""
+        ...
+
+
+@dataclass(slots=True)
+class RunnerServices:
+    """What all runners of a worker share."""
+
+    settings: Settings
+    connector: Connector
+    observer: RuntimeObserver
+    worker: str
+    backfills: asyncio.Semaphore
+    on_dead: Callable[[AccountRunner, str], None]
+    on_mail: Callable[[AccountRunner], None]
+    wall: Callable[[], float] = time.time
+
+
+@dataclass(slots=True)
+class Failure:
+    """The last thing that went wrong, as status shows it."""
+
+    code: str
+    message: str
+    at: float
+    count: int = 1
+
+
+class AccountRunner:
+    """Runs one account of a shard until stopped or dead."""
+
+    def __init__(self, account_id: str, shard: ShardPort, services: RunnerServices) -> None:
+        self.account_id = account_id
+        self.shard = shard
+        self.tier: Tier = "warm"
+        self.tier_reason: TierReason = "default"
+        self.phase: Phase = "starting"
+        self.since = services.wall()
+        self.newest_mail_at: float | None = None
+        self.mail_known = False
+        self.failure: Failure | None = None
+        self.retry_at: float | None = None
+        self.next_poll_at: float = 0.0
+        self.last_sync_at: float | None = None
+        self.mailboxes = 0
+        self.messages = 0
+        self.dead: str | None = None
+        self._services = services
+        self._settings = services.settings
+        self._link = AccountLink(account_id)
+        self._memory = Memory(Trouble(services.settings.FETCH_WINDOW))
+        self._lock = asyncio.Lock()
+        self._state: AccountState | None = None
+        self._poll_wake = asyncio.Event()
+        self._watch_wake = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._watch_session: ImapSession | None = None
+        self._credential_refusals = 0
+        self._published: tuple[object, ...] = ()
+        self._published_at = 0.0
+        self._tier_dirty = False
+        self._tier_event = asyncio.Event()
+
+    # --- life --------------------------------------------------------------------------------------------------------
+    def start(self, log_now: ShardLog, *, session_active: bool) -> None:
+        """Take over what the last owner recorded (row S11) and begin."""
+        recorded = False
+        value = log_now.read(mirror.account_key(self.account_id))
+        if value is not None:
+            record = mirror.decode_account(value)
+            recorded = record.tier in ("hot", "warm", "cold")
+            if recorded:
+                self.tier = record.tier  # type: ignore[assignment]
+                self.tier_reason = record.tier_reason or "default"  # type: ignore[assignment]
+            self.newest_mail_at = record.newest_mail_at
+            self.mail_known = record.caught_up
+            if record.caught_up and record.last_poll_at is not None:
+                now = self._services.wall()
+                due = record.last_poll_at + self._interval()
+                self.next_poll_at = min(max(due, now), now + random.random() * self._interval())
+        if session_active and self.tier != "hot":
+            self.set_tier("hot", "session")
+        elif not recorded:
+            self._tier_dirty = True
+        self._task = asyncio.create_task(self._run(), name=f"runner-{self.account_id}")
+
+    async def stop(self, deadline_s: float) -> None:
+        """End IDLE with DONE and LOGOUT, give up what is in progress after the deadline. Never raises."""
+        self._stopping = True
+        self._ready.set()
+        self._wake_all()
+        task = self._task
+        if task is None:
+            return
+        if deadline_s > 0 and not task.done():
+            await asyncio.wait({task}, timeout=deadline_s)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=3.0)
+
+    def set_tier(self, tier: Tier, reason: TierReason) -> None:
+        """Change shape in place; recorded and published with the next write of the account."""
+        if (tier, reason) == (self.tier, self.tier_reason):
+            return
+        now = self._services.wall()
+        previous, self.tier, self.tier_reason = self.tier, tier, reason
+        self._tier_dirty = True
+        if previous != tier:
+            self._services.observer.tier_changed(tier, reason)
+            if tier == "hot":
+                self.next_poll_at = min(self.next_poll_at, now)
+            elif tier == "warm" and previous == "cold":
+                self.next_poll_at = min(self.next_poll_at, now + random.random() * self._settings.POLL_WARM)
+        self._wake_all()
+
+    def account_changed(self) -> None:
+        """Address, credentials or owner changed: forget what was read, try again now."""
+        self._link.forget()
+        self._credential_refusals = 0
+        self.poke()
+
+    def poke(self) -> None:
+        """Poll now."""
+        self.next_poll_at = 0.0
+        self.retry_at = None
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._poll_wake.set()
+        self._watch_wake.set()
+        self._tier_event.set()
+
+    @property
+    def watching(self) -> bool:
+        """Whether the IDLE connection stands."""
+        return self._watch_session is not None
+
+    # --- the loops ---------------------------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        try:
+            while not self._stopping:
+                shard_log = await self.shard.running()
+                try:
+                    await self._serve(shard_log)
+                except ExceptionGroup as group:
+                    if not await self._survives(group):
+                        return
+                if self.dead is not None:
+                    return
+        finally:
+            self._state = None
+            self.phase = "stopped"
+
+    async def _survives(self, group: ExceptionGroup[Exception]) -> bool:
+        """What a failed loop means for the runner: start over (True) or end."""
+        self._state = None
+        damaged = _first(group, MirrorDamaged)
+        if damaged is not None:
+            log.error("account %s: %s", self.account_id, damaged)
+            self.shard.mirror_unreadable(damaged)
+            return False
+        gone = _first(group, NotLive)
+        if gone is not None:
+            self._die(str(gone))
+            return False
+        if _first(group, ShardError) is None:
+            log.error("account %s: the runner failed and starts again", self.account_id, exc_info=group)
+            wait = self._fail("internal", "the runner failed unexpectedly")
+            self._enter("backing_off")
+            await self._pause(wait)
+        return True
+
+    async def _serve(self, shard_log: ShardLog) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._poll_forever(shard_log), name=f"poller-{self.account_id}")
+            group.create_task(self._watch_forever(shard_log), name=f"watcher-{self.account_id}")
+            group.create_task(self._record_tiers(shard_log), name=f"tiers-{self.account_id}")
+
+    def _die(self, reason: str) -> None:
+        self.dead = reason
+        self._services.on_dead(self, reason)
+
+    async def _poll_forever(self, shard_log: ShardLog) -> None:
+        while not self._stopping:
+            delay = self.next_poll_at - self._services.wall()
+            if delay > 0:
+                await _wait(self._poll_wake, delay)
+                continue
+            if self.last_sync_at is not None and self.next_poll_at > 0:
+                self._services.observer.poll_lateness(-delay)
+            if self.phase != "running":
+                self._enter("syncing")
+            try:
+                async with self._session("poll") as session:
+                    await self._poll(shard_log, session)
+            except (RetryLater, AccountError, MailstreamsError) as error:
+                if isinstance(error, ShardError | NotLive):
+                    raise
+                wait = await self._failed(shard_log, error)
+                self.next_poll_at = self._services.wall() + wait
+
+    async def _poll(self, shard_log: ShardLog, session: ImapSession) -> None:
+        """Passes and history on one connection, until there is no history left or the account changes shape."""
+        while not self._stopping:
+            started = self._services.wall()
+            async with self._lock:
+                state = self._load(shard_log)
+                account_pass = AccountPass(
+                    state, self._settings, self._services.observer, self._memory, wall=self._services.wall
+                )
+                try:
+                    await account_pass.run(session)
+                    await self._passed(state, account_pass, started)
+                finally:
+                    await self._leave(state, account_pass)
+            self._ready.set()
+            self.next_poll_at = started + jittered(self._interval(), random=random.random())
+            if not await self._read_history(shard_log, session):
+                return
+
+    async def _read_history(self, shard_log: ShardLog, session: ImapSession) -> bool:
+        """Windows of history until the next poll is due (True: another pass) or none is left (False)."""
+        backfill: Backfill | None = None
+        async with self._services.backfills:
+            while not self._stopping:
+                if self._services.wall() >= self.next_poll_at:
+                    return True
+                before = 0
+                async with self._lock:
+                    state = self._load(shard_log)
+                    if backfill is None or backfill.state is not state:
+                        account_pass = AccountPass(
+                            state, self._settings, self._services.observer, self._memory, wall=self._services.wall
+                        )
+                        backfill = Backfill(state, self._settings, self._memory, account_pass, wall=self._services.wall)
+                    before = backfill.read
+                    more = await backfill.step(session)
+                    if not more:
+                        await backfill.settle()
+                        self._leave_quietly(state)
+                        return False
+                await self._throttle(backfill.read - before)
+        return False
+
+    async def _throttle(self, messages: int) -> None:
+        rate = self._settings.BACKFILL_MESSAGES_PER_S
+        await asyncio.sleep(messages / rate if rate > 0 and messages else 0)
+
+    async def _watch_forever(self, shard_log: ShardLog) -> None:
+        failures = 0
+        while not self._stopping:
+            if self.tier != "hot":
+                await _wait(self._watch_wake, None)
+                continue
+            if not self._ready.is_set():
+                # the first pass tells whether there is an INBOX, and whether the account can be reached at all
+                await self._ready.wait()
+                continue
+            started = time.monotonic()
+            try:
+                async with self._session("watch") as session:
+                    self._watch_session = session
+                    await self._watch(shard_log, session)
+            except MailstreamsError as error:
+                if isinstance(error, ShardError | NotLive):
+                    raise
+                failures = 1 if time.monotonic() - started > STABLE_AFTER_S else failures + 1
+                self._services.observer.reconnect(error.code)
+                wait = await self._failed(shard_log, error, failures=failures)
+                if self.tier == "hot":
+                    self.next_poll_at = min(self.next_poll_at, self._services.wall() + wait)
+                await self._pause(wait)
+            else:
+                failures = 0
+            finally:
+                self._watch_session = None
+
+    async def _watch(self, shard_log: ShardLog, session: ImapSession) -> None:
+        """IDLE on INBOX. Nothing falls between: INBOX is looked at after it was opened, and what came meanwhile waits."""
+        while self._wants_watch():
+            async with self._lock:
+                state = self._load(shard_log)
+                account_pass = AccountPass(
+                    state, self._settings, self._services.observer, self._memory, wall=self._services.wall
+                )
+                box = state.by_wire_name(INBOX)
+                try:
+                    if box is None or not box.record.selectable:
+                        raise RetryLater("the server shows no INBOX", code="no_inbox")
+                    if session.selected != INBOX:
+                        await account_pass.visit(session, box)
+                    if session.pending_changes:
+                        changes = session.take_changes()
+                        if changes.throttled:
+                            raise HostBusy("the server asks for less", code="throttled")
+                        if not await account_pass.take(session, box, changes):
+                            await account_pass.run(session, always=INBOX)
+                            if session.selected != INBOX:
+                                continue
+                        self._seen(state)
+                finally:
+                    await self._leave(state, account_pass)
+            if session.selected != INBOX or session.pending_changes:
+                continue
+            if self._phase_after() != self.phase:
+                self._enter(self._phase_after())
+            self._watch_wake.clear()
+            if not self._wants_watch():
+                return
+            if session.has("IDLE"):
+                await session.idle(wake=self._watch_wake)
+            else:
+                await _wait(self._watch_wake, NOOP_EVERY_S)
+                await session.noop()
+
+    async def _record_tiers(self, shard_log: ShardLog) -> None:
+        """Write tier changes (row S15): the record for the next owner, and the event."""
+        while not self._stopping:
+            if not self._tier_dirty:
+                await _wait(self._tier_event, None)
+                continue
+            async with self._lock:
+                self._tier_dirty = False
+                state = self._load(shard_log)
+                record = state.record
+                previous = record.tier
+                record.tier, record.tier_reason = self.tier, self.tier_reason
+                state.touch()
+                if previous != self.tier:
+                    state.publish(
+                        topics.TIER_CHANGED,
+                        AccountTierChanged(
+                            account_id=self.account_id,
+                            tier=self.tier,
+                            previous=_tier(previous),
+                            reason=self.tier_reason,
+                            at=state.now(),
+                        ),
+                        record_type="account.tier_changed",
+                    )
+                await state.commit()
+                self._leave_quietly(state)
+
+    # --- the state ---------------------------------------------------------------------------------------------------
+    def _load(self, shard_log: ShardLog) -> AccountState:
+        """The account's state; read from the mirror when it is not in memory. The caller holds the lock."""
+        if self._state is None or self._state.log is not shard_log:
+            self._state = AccountState(self.account_id, shard_log, _now, self._settings.topic)
+        return self._state
+
+    async def _leave(self, state: AccountState, account_pass: AccountPass) -> None:
+        """Write what is pending, then give back the memory."""
+        try:
+            await account_pass.reader.settle()
+        finally:
+            self._leave_quietly(state)
+
+    def _leave_quietly(self, state: AccountState) -> None:
+        self._seen(state)
+        if state.pending:
+            self._state = None
+        elif self.tier == "hot":
+            for box in state.mailboxes.values():
+                box.release()
+        else:
+            self._state = None
+
+    def _seen(self, state: AccountState) -> None:
+        """Take over what others want to know of the state."""
+        self.mailboxes, self.messages = len(state.mailboxes), state.total_messages()
+        self.mail_known = state.record.caught_up
+        newest = state.record.newest_mail_at
+        if newest is not None and newest != self.newest_mail_at:
+            self.newest_mail_at = newest
+            self._services.on_mail(self)
+
+    async def _passed(self, state: AccountState, account_pass: AccountPass, started: float) -> None:
+        """A pass went well: what follows from it."""
+        record = state.record
+        self.failure, self.retry_at, self._credential_refusals = None, None, 0
+        self.last_sync_at = self._services.wall()
+        record.last_poll_at = started
+        if not record.caught_up and all(
+            box.record.visited or box.record.aside is not None or not box.record.selectable
+            for box in state.mailboxes.values()
+        ):
+            record.caught_up = True
+            state.touch()
+            state.emit(events.AccountCaughtUp, mailboxes=len(state.mailboxes), messages=state.total_messages())
+        done = all(
+            b.record.backfill_done or not b.record.selectable or b.record.aside for b in state.mailboxes.values()
+        )
+        self._enter("running" if done else "syncing")
+        self.next_poll_at = started + jittered(self._interval(), random=random.random())
+        self._publish_status(state)
+        await account_pass.reader.settle()
+
+    def _publish_status(self, state: AccountState) -> None:
+        """`account.sync_status`, when something about it changed."""
+        now = self._services.wall()
+        failure = self.failure
+        aside = next(((b.record.name, b.record.aside) for b in state.mailboxes.values() if b.record.aside), None)
+        told = (
+            self.phase,
+            self.tier,
+            failure and (failure.code, failure.message),
+            aside,
+            len(state.mailboxes),
+            state.total_messages(),
+        )
+        if told == self._published and now - self._published_at < STATUS_EVERY_S:
+            return
+        self._published, self._published_at = told, now
+        error = None
+        if failure is not None:
+            error = SyncError(code=failure.code, message=failure.message, at=_at(failure.at))
+        elif aside is not None:
+            code, _, text = (aside[1] or "").partition(": ")
+            error = SyncError(code=code, message=text, at=_at(now), mailbox=aside[0])
+        left = sum(1 for b in state.mailboxes.values() if b.record.selectable and not b.record.backfill_done)
+        state.publish(
+            topics.SYNC_STATUS,
+            AccountSyncStatus(
+                account_id=self.account_id,
+                phase=self.phase,
+                since=_at(self.since),
+                at=_at(now),
+                tier=self.tier,
+                worker=self._services.worker,
+                partition=self.shard.partition,
+                error=error,
+                retry_at=None if self.retry_at is None else _at(self.retry_at),
+                mailboxes=len(state.mailboxes),
+                messages=state.total_messages(),
+                backfill_remaining=left,
+                last_sync_at=None if self.last_sync_at is None else _at(self.last_sync_at),
+                next_poll_at=_at(self.next_poll_at) if self.next_poll_at > 0 else None,
+                newest_mail_at=None if self.newest_mail_at is None else _at(self.newest_mail_at),
+            ),
+            record_type="account.sync_status",
+        )
+
+    # --- failures ----------------------------------------------------------------------------------------------------
+    def _fail(self, code: str, message: str) -> float:
+        """Remember a failure; returns the seconds to wait."""
+        count = 1 if self.failure is None else self.failure.count + 1
+        self.failure = Failure(code, message[:300], self._services.wall(), count)
+        settings = self._settings
+        return full_jitter(
+            count, minimum_s=settings.BACKOFF_MIN_S, maximum_s=settings.BACKOFF_MAX_S, random=random.random()
+        )
+
+    async def _failed(self, shard_log: ShardLog, error: MailstreamsError, *, failures: int | None = None) -> float:
+        """Classify a failure, tell the status, return the seconds to wait. Ends the account when it is refused for good."""
+        settings = self._settings
+        wait = self._fail(error.code, str(error))
+        if failures is not None:
+            wait = full_jitter(
+                failures, minimum_s=settings.BACKOFF_MIN_S, maximum_s=settings.BACKOFF_MAX_S, random=random.random()
+            )
+        if isinstance(error, CredentialsRefused):
+            self._credential_refusals += 1
+            wait = min(settings.BACKOFF_MAX_S, 60.0) * self._credential_refusals * (0.75 + 0.5 * random.random())
+        elif isinstance(error, AccountError):
+            wait = settings.BACKOFF_MAX_S * (0.75 + 0.5 * random.random())
+        elif error.retry_after_s is not None:
+            wait = max(wait, error.retry_after_s * (1.0 + 0.2 * random.random()))
+        self.retry_at = self._services.wall() + wait
+        self._enter("backing_off")
+        log.info("account %s: %s (%s); again in %.0f s", self.account_id, error, error.code, wait)
+        async with self._lock:
+            state = self._load(shard_log)
+            if self._credential_refusals >= settings.CREDENTIALS_RETRIES:
+                await self._give_up(state, error)
+            self._publish_status(state)
+            await state.commit()
+            self._leave_quietly(state)
+        if self.dead is not None:
+            raise NotLive(self.dead)
+        return wait
+
+    async def _give_up(self, state: AccountState, error: MailstreamsError) -> None:
+        """Credentials refused for good: `error` in PostgreSQL unless the account changed meanwhile, then the event (S9)."""
+        connection = self._link.connection
+        if connection is None:
+            return
+        reason = f"{error.code}: {error}"[:300]
+        try:
+            version = await self._services.connector.store.set_state(
+                self.account_id, "error", reason, if_version=connection.version
+            )
+        except RetryLater as unavailable:
+            log.warning("account %s: its state could not be stored: %s", self.account_id, unavailable)
+            return
+        if version is None:
+            self._link.forget()
+            self._credential_refusals = 0
+            return
+        state.publish(
+            topics.STATE_CHANGED,
+            AccountStateChanged(
+                account_id=self.account_id,
+                user_id=connection.user_id,
+                state="error",
+                version=version,
+                reason=reason,
+                at=state.now(),
+            ),
+            record_type="account.state_changed",
+        )
+        self.dead = reason
+        self._enter("stopped")
+
+    def _wants_watch(self) -> bool:
+        return self.tier == "hot" and not self._stopping
+
+    def _phase_after(self) -> Phase:
+        if self.failure is not None:
+            return self.phase
+        return self.phase if self.phase in ("running", "syncing") else "running"
+
+    def _enter(self, phase: Phase) -> None:
+        if phase != self.phase:
+            self.phase, self.since = phase, self._services.wall()
+
+    def _interval(self) -> float:
+        return self._settings.POLL_COLD if self.tier == "cold" else self._settings.POLL_WARM
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait out a backoff; a poke or a stop ends it."""
+        if not self._stopping:
+            await _wait(self._watch_wake, seconds)
+
+    @asynccontextmanager
+    async def _session(self, purpose: str) -> AsyncIterator[ImapSession]:
+        """A session for as long as it is used; closed with LOGOUT, or dropped when its work was cancelled."""
+        session = await self._services.connector.open(self._link)
+        connection = self._link.connection
+        host = connection.host.lower() if connection is not None else ""
+        reason = purpose
+        try:
+            yield session
+        except asyncio.CancelledError:
+            reason = "cancelled"
+            raise
+        except MailstreamsError as error:
+            reason = error.code
+            if isinstance(error, HostBusy):
+                self._services.connector.slow_down(host, error.retry_after_s)
+            raise
+        finally:
+            await self._services.connector.close(host, session, reason=reason)
+
+
+_E = TypeVar("_E", bound=Exception)
+
+
+def _first(group: BaseExceptionGroup[BaseException], kind: type[_E]) -> _E | None:
+    """First exception of a kind, however deep."""
+    for error in group.exceptions:
+        if isinstance(error, kind):
+            return error
+        if isinstance(error, BaseExceptionGroup):
+            found = _first(error, kind)
+            if found is not None:
+                return found
+    return None
+
+
+async def _wait(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for the event or the time; the event is clear afterwards."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+    finally:
+        event.clear()
+
+
+def _tier(name: str | None) -> Tier | None:
+    return name if name in ("hot", "warm", "cold") else None  # type: ignore[return-value]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _at(timestamp: float) -> datetime:
+    return datetime.fromtimestamp(timestamp, UTC)
