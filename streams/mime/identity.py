@@ -19,6 +19,8 @@ _KNOWN: Final = {spelling: name for name in IDENTITY_FIELDS for spelling in (nam
     "Message-ID": "message-id"
 }
 
+_PREFIX: Final = {name: f"{name}:".encode() for name in IDENTITY_FIELDS}
+
 # Fixed, unlike the limits of parse_headers: a setting must not change what a message is.
 _LIMITS: Final = HeaderLimits(max_bytes=1_048_576, max_lines=1_048_576)
 
@@ -30,11 +32,12 @@ def canonical_identity(raw: bytes) -> bytes:
     they stand in. Runs of white space in bodies are one blank, none at the ends. Bytes are otherwise kept as they are.
     Reads the first MiB of the block. Never raises on content.
     """
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, list[bytes]] = {}
     for name, body in select(unfolded_block(raw, _LIMITS, set()), _KNOWN):
-        line = f"{name}:{' '.join(body.split())}\n"
+        # As bytes: to str.split() the second byte of many a UTF-8 character is a blank.
+        collapsed = b" ".join(body.encode("latin-1").split())
         if name in lines:
-            lines[name].append(line)
+            lines[name].append(collapsed)
         else:
-            lines[name] = [line]
-    return "".join(["".join(lines[name]) for name in IDENTITY_FIELDS if name in lines]).encode("latin-1")
+            lines[name] = [collapsed]
+    return b"".join([_PREFIX[name] + body + b"\n" for name in IDENTITY_FIELDS for body in lines.get(name, ())])

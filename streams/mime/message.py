@@ -177,7 +177,7 @@ class _Walk:
             parameters = parse_parameters(written_type)[1]
         disposition, disposed = parse_parameters(fields.get("content-disposition", ""))
         longest = self._caps.max_filename_chars
-        boundary = parameters.get("boundary", "").rstrip()[:_BOUNDARY_CHARS].encode("latin-1")
+        boundary = parameters.get("boundary", "").rstrip(" \t")[:_BOUNDARY_CHARS].encode("latin-1")
         return _Entity(
             content_type=content_type or "text/plain",  # RFC 2045 5.2
             boundary=boundary or None,

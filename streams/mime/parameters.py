@@ -17,7 +17,9 @@ from streams.mime.text import clean, collapse, decode_charset, decode_field, dec
 _MAX_FIELD_CHARS: Final = 16_384
 _MAX_PARAMETERS: Final = 256
 
-_PARAMETER: Final = re.compile(r';\s*+([^\s=;"]++)\s*+=\s*+("(?:[^"\\]|\\.)*+"|[^;]*+)', re.DOTALL)
+# Values are one character per byte here: a blank is an ASCII one, lest the end of a UTF-8 character be taken for it.
+_BLANKS: Final = " \t\r\n\v\f"
+_PARAMETER: Final = re.compile(r';\s*+([^\s=;"]++)\s*+=\s*+("(?:[^"\\]|\\.)*+"|[^;]*+)', re.DOTALL | re.ASCII)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _SECTION: Final = re.compile(r"\*(\d{1,3})(\*?)")
 
@@ -28,11 +30,11 @@ def parse_parameters(body: str) -> tuple[str, dict[str, str]]:
     found: dict[str, str] = {}
     for match in _PARAMETER.finditer(body):
         name, value = match.groups()
-        value = _unquote(value) if value[:1] == '"' else value.strip()
+        value = _unquote(value) if value[:1] == '"' else value.strip(_BLANKS)
         found.setdefault(name.lower(), value)
         if len(found) >= _MAX_PARAMETERS:
             break
-    return body.partition(";")[0].strip().lower(), found
+    return body.partition(";")[0].strip(_BLANKS).lower(), found
 
 
 def parameter(parameters: Mapping[str, str], name: str, max_chars: int, defects: set[str]) -> str | None:

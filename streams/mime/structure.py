@@ -13,7 +13,7 @@ from typing import Final, TypeAlias, Union
 
 from streams.mime.leaves import attachments_of, text_leaf_of
 from streams.mime.parameters import parameter
-from streams.mime.text import clean
+from streams.mime.text import clean, decode_field
 from streams.mime.values import Attachment, Leaf, MessageCaps
 
 StructureValue: TypeAlias = Union[bytes, int, tuple["StructureValue", ...], None]  # noqa: UP007 - recursive
@@ -173,5 +173,6 @@ def _content_id(value: StructureValue) -> str | None:
 
 
 def content_id(written: str) -> str | None:
-    """A Content-ID without brackets and blanks (RFC 2045 7); None if nothing is left."""
-    return "".join(clean(written.strip().strip("<>"), set()).split()) or None
+    """A Content-ID, one character per byte, without brackets and blanks (RFC 2045 7); None if nothing is left."""
+    text = clean(decode_field(written, None, set()), set())
+    return "".join(text.strip().strip("<>").split()) or None

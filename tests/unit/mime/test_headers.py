@@ -94,6 +94,7 @@ def test_case_52_an_unparsable_cc_does_not_hide_the_rest() -> None:
     ("raw", "subject", "defects"),
     [
         (b"caf\xc3\xa9", "café", ()),  # RFC 6532
+        ("voilà".encode(), "voilà", ()),  # its last byte is a blank in Latin-1
         (b"caf\xe9", "café", ("eight_bit",)),
         (b"\x93quoted\x94", "“quoted”", ("eight_bit",)),  # Windows-1252
         (b"\xc1\xbe", "Á¾", ("eight_bit",)),  # case 86: an overlong pair is no UTF-8

@@ -62,6 +62,9 @@ def test_case_91_two_mails_without_message_id_differ_by_the_rest() -> None:
 
 def test_bytes_are_kept() -> None:
     assert canonical_identity(b"Subject: \xe9\0\xff\r\n") == b"subject:\xe9\0\xff\n"
+    # Bytes that are white space as Latin-1 characters: the second ones of UTF-8 "à" and "Å".
+    assert canonical_identity("Subject: à Å b".encode()) == "subject:à Å b\n".encode()
+    assert canonical_identity(b"Subject: a\x1cb") == b"subject:a\x1cb\n"
 
 
 NAMES = st.sampled_from(

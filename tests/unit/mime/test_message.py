@@ -102,6 +102,12 @@ def test_case_53_broken_trees(raw: bytes, types: list[str], defects: tuple[str, 
     assert message.defects == defects
 
 
+def test_a_character_that_ends_in_what_latin_1_calls_a_blank_is_kept_whole() -> None:
+    for written in ("filename=voilà", "filename = voilà ;x=y", 'filename="voilà"'):
+        raw = b"Content-Type: image/png\nContent-Disposition: attachment; " + written.encode() + b"\n\nx"
+        assert parse_message(raw).parts[0].filename == "voilà"
+
+
 def test_case_94_a_thousand_nested_multiparts() -> None:
     raw = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(1_000))
     message = parse_message(raw)

@@ -116,6 +116,7 @@ def test_text_that_is_attached_is_no_text_of_the_message() -> None:
         ((b"filename*0*", b"utf-8''a", b"filename*2", b"c"), "a"),
         ((b"filename", b"=?utf-8?B?csOpc3Vtw6kucGRm?="), "résumé.pdf"),
         ((b"filename", "résumé.pdf".encode()), "résumé.pdf"),
+        ((b"filename", "voilà".encode()), "voilà"),
         ((b"filename", b"r\xe9sum\xe9.pdf"), "résumé.pdf"),
         ((b"filename*", b"x-none''%41%FF"), "A\ufffd"),
         ((b"filename*", b"%ZZ'"), "%ZZ'"),
