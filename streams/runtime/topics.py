@@ -184,6 +184,7 @@ class TopicAdmin:
             for code, message, _, name in answer.resources:
                 if code:
                     raise ConfigurationError(f"topic {name} cannot be changed: {message or for_code(code).__name__}")
+        await self._until_altered(names, differences)
 
     async def commit_first_offsets(self, group: str, partitions: Sequence[TopicPartition]) -> None:
         """Commit the start of each partition for `group`. Raises `ServiceUnavailable` when the group has members: they
@@ -232,6 +233,13 @@ class TopicAdmin:
         while True:
             described = await self._admin.describe_topics(sorted(names))
             if {topic["topic"] for topic in described if not topic["error_code"] and topic["partitions"]} >= names:
+                return
+            await asyncio.sleep(0.1)
+
+    async def _until_altered(self, names: Sequence[str], differences: Sequence[Difference]) -> None:
+        while True:
+            found = await self._configs(names)
+            if all(found[item.topic].get(item.setting, ("", 0))[0] == item.wanted for item in differences):
                 return
             await asyncio.sleep(0.1)
 
