@@ -83,7 +83,7 @@ def configure_logs(
     handler = logging.StreamHandler(output)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.PositionalArgumentsFormatter()], processors=rendering
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()], processors=rendering
         )
     )
     handler.addFilter(FloodFilter())

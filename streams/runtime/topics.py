@@ -8,15 +8,27 @@ topic is new, because a partition without a committed offset can skip messages a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError as CoordinatorNotAvailableError,
+)
+from aiokafka.errors import (
+    GroupLoadInProgressError as CoordinatorLoadInProgressError,
+)
+from aiokafka.errors import (
+    KafkaError,
+    for_code,
+)
+from aiokafka.errors import (
+    NotCoordinatorForGroupError as NotCoordinatorError,
+)
 
 from streams.contracts.topics import CHANGES, TOPICS
 from streams.errors import ConfigurationError, ServiceUnavailable
@@ -24,6 +36,8 @@ from streams.runtime.checks import close_quietly
 from streams.runtime.logs import muted
 from streams.runtime.services import Check
 from streams.settings import Settings
+
+T = TypeVar("T")
 
 DEADLINE_S: Final = 60.0
 """For all of an inspection or creation; a broker needs seconds for a thousand partitions."""
@@ -196,7 +210,7 @@ class TopicAdmin:
         try:
             consumer.assign(list(partitions))
             starts = await consumer.beginning_offsets(list(partitions))
-            await consumer.commit(starts)
+            await _once_coordinated(lambda: consumer.commit(starts))
         finally:
             await consumer.stop()
 
@@ -225,7 +239,9 @@ class TopicAdmin:
     async def _without_offset(self, group: str, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         if not partitions:
             return []
-        known: Mapping[TopicPartition, Any] = await self._admin.list_consumer_group_offsets(group)
+        known: Mapping[TopicPartition, Any] = await _once_coordinated(
+            lambda: self._admin.list_consumer_group_offsets(group)
+        )
         return [each for each in partitions if each not in known or known[each].offset == _NO_OFFSET]
 
     async def _until_present(self, names: set[str]) -> None:
@@ -241,6 +257,17 @@ class TopicAdmin:
             found = await self._configs(names)
             if all(found[item.topic].get(item.setting, ("", 0))[0] == item.wanted for item in differences):
                 return
+            await asyncio.sleep(0.1)
+
+
+async def _once_coordinated(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat `call` while no broker coordinates the group yet: a new cluster makes the topic of offsets at the first
+    ask.
+    """
+    while True:
+        try:
+            return await call()
+        except (CoordinatorNotAvailableError, NotCoordinatorError, CoordinatorLoadInProgressError):
             await asyncio.sleep(0.1)
 
 

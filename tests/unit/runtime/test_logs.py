@@ -78,7 +78,7 @@ def lines(settings: Settings) -> Iterator[Lines]:
 
 def test_one_json_object_per_line_of_ours_and_of_libraries(lines: Lines) -> None:
     structlog.get_logger("streams.x").info("shard started", partition=3)
-    logging.getLogger("aiokafka.conn").warning("connection %s lost", "a:1")
+    logging.getLogger("aiokafka.conn").warning("connection %s lost", "a:1", extra={"node": 7})
     try:
         raise ValueError("multi\nline")
     except ValueError:
@@ -87,6 +87,7 @@ def test_one_json_object_per_line_of_ours_and_of_libraries(lines: Lines) -> None
     found = [ours[key] for key in ("event", "partition", "level", "logger")]
     assert found == ["shard started", 3, "info", "streams.x"]
     assert (library["event"], library["logger"]) == ("connection a:1 lost", "aiokafka.conn")
+    assert library["node"] == 7
     assert ours["worker"] == library["worker"] == "w1"
     assert ours["timestamp"].endswith("Z")
     assert "ValueError: multi" in failure["exception"]
