@@ -36,6 +36,8 @@ class Slice:
     start: int
     next_offset: int
     changes: list[Decoded] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """Where each of `changes` stands."""
     statuses: dict[str, AccountSyncStatus | None] = field(default_factory=dict)
     tiers: dict[str, AccountTierChanged | None] = field(default_factory=dict)
 
@@ -75,26 +77,34 @@ class Outcome:
     moved: dict[Source, Position] = field(default_factory=dict)
     """Row positions that were not where the slice starts: somebody else wrote. Nothing of the slice was."""
     failed: dict[Source, MailstreamsError] = field(default_factory=dict)
+    """Slices that end in trouble. What precedes it may have been written."""
 
 
-def in_sequence(events: Iterable[Decoded], known: dict[str, int]) -> tuple[list[Decoded], int]:
-    """Events to apply, given the last sequence number of each account, and how many repeats were left out.
+@dataclass(slots=True)
+class InSequence:
+    """The events of a slice that are to be applied: all but repeats, up to the first gap."""
 
-    Raises `SequenceGap`. `known` is advanced.
-    """
-    fresh: list[Decoded] = []
-    repeats = 0
+    fresh: list[Decoded] = field(default_factory=list)
+    repeats: int = 0
+    gap: SequenceGap | None = None
+    """Stands before event number `len(fresh) + repeats` of the slice."""
+
+
+def in_sequence(events: Iterable[Decoded], known: dict[str, int]) -> InSequence:
+    """Sort out events by the last sequence number of each account; `known` is advanced."""
+    found = InSequence()
     for decoded in events:
         event = decoded.event
         last = known.get(event.account_id, 0)
         if event.sequence == last + 1:
             known[event.account_id] = event.sequence
-            fresh.append(decoded)
+            found.fresh.append(decoded)
         elif event.sequence <= last:
-            repeats += 1
+            found.repeats += 1
         else:
-            raise SequenceGap(
+            found.gap = SequenceGap(
                 f"account {event.account_id}: event {event.sequence} follows event {last}; "
                 f"{event.sequence - last - 1} are missing"
             )
-    return fresh, repeats
+            break
+    return found

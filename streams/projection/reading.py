@@ -53,6 +53,7 @@ class Reader:
         if isinstance(decoded.event, UnknownEvent):
             self._ignored(piece.source.topic, "unknown_type")
         piece.changes.append(decoded)
+        piece.offsets.append(record.offset)
 
     def _latest(self, piece: Slice, record: Any) -> None:
         """Compacted topics: the last record of a key counts, and a bad one is soon followed by a good one."""

@@ -23,7 +23,6 @@ from streams.projection import queries as q
 from streams.projection.batch import (
     Outcome,
     Position,
-    SequenceGap,
     Slice,
     Source,
     UnprojectableEvent,
@@ -128,7 +127,7 @@ class Tables:
         async with connection.transaction():
             ready = await _lock(connection, slices, outcome)
             events = await _in_sequence(connection, ready, outcome)
-            written = [piece for piece in ready if piece.source not in outcome.failed]
+            written = [piece for piece in ready if piece.next_offset > piece.start]
             if careful:
                 outcome.stubs = await _apply_carefully(connection, events, outcome)
             elif events:
@@ -179,13 +178,12 @@ async def _in_sequence(connection: Any, slices: Sequence[Slice], outcome: Outcom
     known: dict[str, int] = dict(await connection.fetch(q.SEQUENCES, accounts))
     events: list[Decoded] = []
     for piece in slices:
-        try:
-            fresh, repeats = in_sequence(piece.changes, known)
-        except SequenceGap as error:
-            outcome.failed[piece.source] = error
-            continue
-        events += fresh
-        outcome.repeats += repeats
+        found = in_sequence(piece.changes, known)
+        if found.gap is not None:
+            outcome.failed[piece.source] = found.gap
+            piece.next_offset = piece.offsets[len(found.fresh) + found.repeats]  # the slice ends before the gap
+        events += found.fresh
+        outcome.repeats += found.repeats
     return events
 
 
