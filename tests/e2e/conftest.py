@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from streams.local.dovecot import Dovecot
+from streams.local.dovecot import Dovecot, DovecotOptions
 from tests.fixtures.services import Broker, MailUser
 from tests.rig.fleet import Fleet, running_fleet
 from tests.rig.mailer import Mailer
 
 NewFleet = Callable[..., Awaitable[Fleet]]
 AddAccount = Callable[..., Awaitable[Mailer]]
+PrivateDovecot = Callable[[DovecotOptions], Awaitable[Dovecot]]
 
 
 @pytest.fixture

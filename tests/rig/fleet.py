@@ -7,11 +7,11 @@ import json
 import random
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaProducer
 from pydantic import SecretStr
@@ -29,9 +29,11 @@ from tests.rig.watch import LogWatch
 from tests.rig.worker import ROOT, Worker
 from tests.storm.checker import rules
 from tests.storm.checker.database import read_database
-from tests.storm.checker.log import Kafka, end_offsets
+from tests.storm.checker.log import Kafka, end_offsets, read_raw
 from tests.storm.checker.server import Login
 from tests.storm.checker.truth import Seen, World, check, read_servers
+
+T = TypeVar("T")
 
 COMMAND_S: Final = 60.0
 REST_S: Final = 90.0
@@ -42,6 +44,8 @@ QUICK: Final[Mapping[str, str]] = {
     "POLL_WARM": "1.5",
     "POLL_COLD": "2",
     "TIER_EVALUATION_S": "1",
+    "TIER_HOT_ACTIVITY_H": "24",
+    "TIER_COLD_AFTER_D": "14",
     "RECONCILE_S": "5",
     "FULL_RECONCILE_S": "10",
     "FLAG_SCAN_S": "2",
@@ -54,11 +58,6 @@ QUICK: Final[Mapping[str, str]] = {
     "LOG_FORMAT": "json",
 }
 """Cadences of production are minutes; a test has seconds."""
-
-HOT: Final[Mapping[str, str]] = {"TIER_HOT_ACTIVITY_H": "24"}
-WARM: Final[Mapping[str, str]] = {"TIER_HOT_ACTIVITY_H": "0.000001", "TIER_COLD_AFTER_D": "14"}
-COLD: Final[Mapping[str, str]] = {"TIER_HOT_ACTIVITY_H": "0.000001", "TIER_COLD_AFTER_D": "0.000001"}
-"""What makes every account with mail of that tier, whatever the age of the mail."""
 
 
 class Fleet:
@@ -146,12 +145,14 @@ class Fleet:
         tls: TlsMode = "plain",
         dial: tuple[str, int] | None = None,
         announce: bool = True,
+        age: timedelta = timedelta(0),
+        stored_password: str | None = None,
     ) -> Mailer:
-        """Store an account and announce it. The client goes to host and port; the workers to `dial` when given."""
+        """Store an account and announce it. The client goes to host and port; the workers to `dial` when given, and
+        with `stored_password` instead of the right one. `age` is how old the mail is that the client appends.
+        """
         account = self._account_id(partition)
-        settings = Settings(
-            ENCRYPTION_KEYS=SecretStr(self.environment["ENCRYPTION_KEYS"]), POSTGRES_DSN=SecretStr(self.dsn)
-        )
+        settings = self._settings()
         box = CredentialBox.from_settings(settings)
         store = await AccountStore.open(settings)
         dial_host, dial_port = dial or (host, port)
@@ -164,20 +165,24 @@ class Fleet:
                     tls=tls,
                     username=name,
                     auth="password",
-                    sealed=box.seal(account, StoredPassword(Secret(password))),
+                    sealed=box.seal(account, StoredPassword(Secret(stored_password or password))),
                     account_id=account,
                 )
             )
         finally:
             await store.close()
-        mailer = Mailer(Login(account, host, port, name, password))
+        mailer = Mailer(Login(account, host, port, name, password), age=age)
         self.mailers[account] = mailer
         self.users[account] = row.user_id
         self.versions[account] = row.version
-        self.secrets.append(password)
+        self.secrets.extend({password, stored_password or password})
         if announce:
             await self.announce(account, "live")
         return mailer
+
+    def _settings(self) -> Settings:
+        keys = SecretStr(self.environment["ENCRYPTION_KEYS"])
+        return Settings(ENCRYPTION_KEYS=keys, POSTGRES_DSN=SecretStr(self.dsn))
 
     def _account_id(self, partition: int | None) -> str:
         while True:
@@ -216,6 +221,17 @@ class Fleet:
             "at": now(),
         }
         await self.produce("account.state_changed", account, event)
+
+    async def change_state(self, account: str, state: str) -> None:
+        """Change the state in the database, where the truth is, and announce it, as the product's API does."""
+        store = await AccountStore.open(self._settings())
+        try:
+            version = await store.set_state(account, state, reason=None)
+        finally:
+            await store.close()
+        assert version is not None
+        self.versions[account] = version
+        await self.announce(account, state)
 
     async def active(self, account: str, source: str = "login") -> None:
         """`user.active` for the user of an account."""
@@ -305,20 +321,42 @@ class Fleet:
             f"--- {worker.name} (running: {worker.running})\n{worker.tail(25)}" for worker in self.workers.values()
         )
 
-    async def concluded(self, command_id: str, *, within_s: float = 60.0) -> dict[str, Any]:
-        """Wait for the end of a command; returns its success or failure."""
-        from tests.storm.checker.log import read_raw
+    async def tiers(self) -> dict[str, str]:
+        """The tier of each account as `account.tier_changed` has it."""
+        found: dict[str, str] = {}
+        async for raw in read_raw(self.kafka, "account.tier_changed"):
+            if raw.value:
+                found[(raw.key or b"").decode()] = json.loads(raw.value)["tier"]
+        return found
 
+    async def statuses(self) -> dict[str, dict[str, Any]]:
+        """The latest `account.sync_status` of each account."""
+        found: dict[str, dict[str, Any]] = {}
+        async for raw in read_raw(self.kafka, "account.sync_status"):
+            if raw.value:
+                found[(raw.key or b"").decode()] = json.loads(raw.value)
+        return found
+
+    async def eventually(
+        self, ask: Callable[[], Awaitable[T]], good: Callable[[T], Any], *, within_s: float = 30.0, what: str = ""
+    ) -> T:
+        """Ask until the answer is good. Raises `AssertionError` with the last answer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
-        while True:
-            async for raw in read_raw(self.kafka, "sync.command_events"):
-                body: dict[str, Any] = json.loads(raw.value or b"{}")
-                if body.get("command_id") == command_id and body.get("type") in ("success", "failure"):
-                    return body
+        while not good(answer := await ask()):
             if loop.time() > deadline:
-                raise AssertionError(f"{command_id} was not concluded within {within_s:g} s\n{self._tails()}")
-            await asyncio.sleep(0.25)
+                raise AssertionError(f"not within {within_s:g} s: {what or good}; last: {answer}\n{self._tails()}")
+            await asyncio.sleep(0.2)
+        return answer
+
+    async def concluded(self, command_id: str, *, within_s: float = 60.0) -> dict[str, Any]:
+        """Wait for the end of a command; returns its success or failure."""
+
+        async def told() -> list[dict[str, Any]]:
+            bodies = [json.loads(raw.value or b"{}") async for raw in read_raw(self.kafka, "sync.command_events")]
+            return [b for b in bodies if b.get("command_id") == command_id and b.get("type") in ("success", "failure")]
+
+        return (await self.eventually(told, bool, within_s=within_s, what=f"{command_id} is concluded"))[0]
 
 
 def now() -> str:

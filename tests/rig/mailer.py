@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import imapclient
 import imapclient.imap_utf7
@@ -25,8 +25,10 @@ class MailboxGone(Exception):
 class Mailer:
     """One account's client. It blocks: call it through `asyncio.to_thread`. Names are as people see them."""
 
-    def __init__(self, login: Login) -> None:
+    def __init__(self, login: Login, *, age: timedelta = timedelta(0)) -> None:
+        """`age` is how old everything is that this client appends: the newest mail decides an account's tier."""
         self.login = login
+        self.age = age
         self.journal = Journal()
         self._connection: imapclient.IMAPClient | None = None
         self._epochs: dict[str, int] = {}
@@ -59,15 +61,19 @@ class Mailer:
     ) -> int | None:
         """Add a message; returns its UID when the server tells it."""
         before = self.uids(folder)
-        self.connection.append(_wire(folder), message, flags=[flag.encode() for flag in flags], msg_time=at)
+        self._append(folder, message, flags=flags, at=at)
         new = set(self.observe(folder)) - set(before)
         return max(new) if new else None
 
     def append_many(self, folder: str, messages: Iterable[bytes]) -> None:
         """Add many messages, and look once."""
         for message in messages:
-            self.connection.append(_wire(folder), message)
+            self._append(folder, message)
         self.observe(folder)
+
+    def _append(self, folder: str, message: bytes, *, flags: Sequence[str] = (), at: datetime | None = None) -> None:
+        arrived = at or datetime.now(UTC) - self.age
+        self.connection.append(_wire(folder), message, flags=[flag.encode() for flag in flags], msg_time=arrived)
 
     def flag(self, folder: str, uids: Sequence[int], *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> None:
         """Add and remove flags."""

@@ -1,0 +1,33 @@
+"""The product, with a worker that stops itself just before it opens a fence, as a machine would that sleeps right then.
+
+`faust -A tests.e2e.sleeper worker`; SLEEP_BEFORE_FENCE names a file, and while it exists the process gets SIGSTOP.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from streams.sync import log as shard_log
+
+_trigger = os.environ.get("SLEEP_BEFORE_FENCE")
+_fence = shard_log.ShardLog.fence
+
+
+async def _sleep_then_fence(self: shard_log.ShardLog) -> None:
+    if _trigger and Path(_trigger).exists():
+        os.kill(os.getpid(), signal.SIGSTOP)
+    await _fence(self)
+
+
+shard_log.ShardLog.fence = _sleep_then_fence  # type: ignore[method-assign]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        import streams
+
+        return streams.app
+    raise AttributeError(name)
