@@ -36,8 +36,8 @@ _TOKEN: Final = re.compile(
     re.DOTALL,
 )
 _COMMENT_EDGE: Final = re.compile(r"\\.|[()]", re.DOTALL)
-# Obsolete syntax allows blanks there (RFC 5322 4.4).
-_AROUND_DOTS: Final = re.compile(r"\s*+([@.])\s*+")
+# Obsolete syntax allows blanks there (RFC 5322 4.4). For collapsed text only.
+_AROUND_DOTS: Final = re.compile(r" ?([@.]) ?")
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 # The second branch steps over escapes, so that an open quote is met, and searched for its end, only once.
 _QUOTES: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"|\\.', re.DOTALL)
@@ -210,7 +210,7 @@ class _Scan:
         """Name and address of an entry without angle brackets."""
         if "@" not in text:
             return text, None
-        squeezed = _AROUND_DOTS.sub(r"\1", text) if " " in text else text
+        squeezed = _AROUND_DOTS.sub(r"\1", collapse(text)) if " " in text else text
         if " " not in squeezed:
             return None, squeezed
         last = squeezed.rsplit(None, 1)

@@ -139,6 +139,7 @@ HOSTILE: dict[str, Callable[[int], object]] = {
     "blanks in an address": headers_of(b"To: (c) a", b" ", b"@x"),
     "blanks between": headers_of(b"To: A", b" ", b"B"),
     "comments": headers_of(b"To: ", b"("),
+    "comments behind an address": headers_of(b"To: a@b)", b"(a)"),
     "closed comments": headers_of(b"To: ", b"()"),
     "nested comments": lambda count: parse_headers(b"To: " + b"(" * count + b")" * count, limits=UNBOUNDED),
     "quotes": headers_of(b"To: ", b'"'),
