@@ -35,8 +35,8 @@ __all__ = ["app"]
 
 def __getattr__(name: str) -> Any:
     if name == "app":
-        from streams.cli.entry import command_line_app
+        from streams.cli.entry import made_for_this_program
 
-        globals()["app"] = made = command_line_app()
+        globals()["app"] = made = made_for_this_program()
         return made
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
 """The composition root: the Faust app, the services beside it, and the process they run in.
 
 The only module that knows every other. Whatever takes part is constructed here and handed what it needs; nothing is
-looked up in a global place.
+looked up in a global place. Making the app connects to nothing and needs no event loop, so that `faust -A streams`
+can do it for every subcommand; what needs either is made when the worker starts.
 """
 
 from __future__ import annotations
@@ -14,36 +15,56 @@ from typing import Any
 
 import faust
 
-from streams.observer import NoopObserver, RuntimeObserver
-from streams.runtime.checks import check_data_directory, check_encryption_keys, kafka_check, postgres_check
+from streams.agents import attach as attach_control_plane
+from streams.directory.accounts import AccountStore
+from streams.directory.postgres import open_pool
+from streams.directory.sources import CredentialSources
+from streams.imap.hosts import HostGate, HostPolicy
+from streams.imap.tls import client_tls_context
+from streams.observer import RuntimeObserver
+from streams.projection.migrations import migrate
+from streams.projection.projector import Projector
+from streams.runtime.checks import check_data_directory, kafka_check
 from streams.runtime.faust_service import FaustService
 from streams.runtime.hooks import Hooks
+from streams.runtime.later import Later
 from streams.runtime.launch import launch
 from streams.runtime.metrics import PrometheusObserver
 from streams.runtime.probes import Probe
-from streams.runtime.services import Check, Service, Stage
+from streams.runtime.services import Check, Health, Service, Stage
 from streams.runtime.topics import topics_check
 from streams.settings import Settings
+from streams.sync.connections import Connector
+from streams.sync.hosting import Host
 
 
 @dataclass
 class Parts:
-    """What one process is put together from. `owning` runs what the assignment of partitions decides, `tasks` runs
-    commands (and may use the whole grace of a drain), `beside` runs independently of the assignment.
+    """What one process is put together from.
+
+    `first` holds what others need (the pool of connections). `owning` runs what the assignment of partitions decides.
+    `tasks` runs commands and may use the whole grace of a drain. `beside` runs independently of the assignment.
     """
 
     settings: Settings
     observer: RuntimeObserver
+    exposition: Callable[[], tuple[bytes, str]]
+    """Body and content type of `/metrics`."""
+
     hooks: Hooks = field(default_factory=Hooks)
+    first: list[Service] = field(default_factory=list)
     owning: list[Service] = field(default_factory=list)
-    beside: list[Service] = field(default_factory=list)
+    control: list[Service] = field(default_factory=list)
     tasks: list[Service] = field(default_factory=list)
+    beside: list[Service] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    before: list[Callable[[], None]] = field(default_factory=list)
+    """Called before anything listens or connects; raise `ConfigurationError` for what can be seen without
+    connecting.
+    """
+
     probes: dict[str, tuple[Probe, bool]] = field(default_factory=dict)
     """Custom probes by name; True where one counts for liveness instead of readiness."""
-
-    exposition: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain")
-    """Body and content type of `/metrics`."""
 
 
 class StreamsApp(faust.App):
@@ -55,17 +76,113 @@ class StreamsApp(faust.App):
     parts: Parts
 
 
+class Directory:
+    """The pool of connections to the directory of accounts, and the sources of credentials, as a service."""
+
+    name = "directory"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pool: Later[Any] = Later("the pool of PostgreSQL connections")
+        self._sources: Later[CredentialSources] = Later("the sources of credentials")
+        self.store = AccountStore(self._pool.stand_in())
+        self.sources = self._sources.stand_in()
+
+    def check(self) -> None:
+        """See that keys and providers can be used. Raises `ConfigurationError`."""
+        self._sources.set(CredentialSources.from_settings(self.store, self._settings))
+
+    async def start(self) -> None:
+        """Make the pool; nothing connects yet."""
+        dsn = self._settings.POSTGRES_DSN.get_secret_value()
+        self._pool.set(await open_pool(dsn, self._settings.POSTGRES_POOL_SIZE))
+
+    async def stop(self, deadline_s: float) -> None:
+        """Close what is open."""
+        if self._sources.is_set:
+            await self._sources.value.close()
+        if self._pool.is_set:
+            # Closing waits for whoever holds a connection; at the end of a process nobody has a right to one.
+            self._pool.value.terminate()
+
+    def health(self) -> Health:
+        """PostgreSQL being away stops no running account: never a reason to be restarted."""
+        return Health()
+
+
+class ProjectorService:
+    """The projector as a service of the process. A lane that has failed needs a person: it is shown, nothing
+    restarts.
+    """
+
+    name = "projector"
+
+    def __init__(self, settings: Settings, observer: RuntimeObserver) -> None:
+        self._projector: Later[Projector] = Later("the projector")
+        self._settings = settings
+        self._observer = observer
+
+    async def start(self) -> None:
+        """Start projecting in tasks of its own."""
+        self._projector.set(Projector(self._settings, self._observer))
+        await self._projector.value.start()
+
+    async def stop(self, deadline_s: float) -> None:
+        """Finish the batch at hand, leave the group."""
+        if self._projector.is_set:
+            await self._projector.value.stop(deadline_s)
+
+    def health(self) -> Health:
+        """Dead when its task has ended."""
+        if not self._projector.is_set:
+            return Health(ready=False, reason="not started")
+        found = self._projector.value.health()
+        detail = {"lanes": found.lanes, "ready": found.ready, "failed": found.failed, "waiting": found.waiting}
+        if not found.running:
+            return Health(alive=False, ready=False, reason="the projector has ended", detail=detail)
+        return Health(detail=detail)
+
+
 def create_app(
     settings: Settings, *, observer: RuntimeObserver | None = None, attach: Sequence[Service] = ()
 ) -> StreamsApp:
-    """Make the app and everything that runs beside it; connects to nothing. `attach` adds services of third parties."""
+    """Make the app and everything that runs beside it; connects to nothing.
+
+    `observer` replaces the Prometheus one (then `/metrics` is empty). `attach` adds services of third parties.
+    """
+    if observer is None:
+        prometheus = PrometheusObserver()
+        parts = Parts(settings, prometheus, prometheus.exposition)
+    else:
+        parts = Parts(settings, observer, lambda: (b"", "text/plain"))
     app = StreamsApp(**faust_settings(settings))
-    metrics = PrometheusObserver() if observer is None else None
-    app.parts = Parts(settings=settings, observer=metrics or observer or NoopObserver())
-    if metrics is not None:
-        app.parts.exposition = metrics.exposition
-    app.parts.beside.extend(attach)
+    app.parts = parts
+
+    directory = Directory(settings)
+    parts.first.append(directory)
+    parts.before += [lambda: check_data_directory(settings), directory.check]
+    parts.checks.append(Check("PostgreSQL", lambda: _migrated(settings)))
+
+    connector = Connector(
+        settings,
+        directory.store,
+        directory.sources,
+        HostGate(HostPolicy(logins_per_s=settings.HOST_LOGINS_PER_S)),
+        client_tls_context(settings.IMAP_CA_FILE),
+        parts.observer,
+    )
+    host = Host(settings, connector, parts.observer, worker=settings.WORKER_NAME)
+    parts.owning.append(host)
+    plane = attach_control_plane(app, settings=settings, host=host, store=directory.store, observer=parts.observer)
+    parts.control.append(FaustService(app, parts.observer, problems=plane.problems))
+    if settings.PROJECTION == "worker":
+        parts.beside.append(ProjectorService(settings, parts.observer))
+    parts.beside.extend(attach)
     return app
+
+
+async def _migrated(settings: Settings) -> None:
+    await migrate(settings.POSTGRES_DSN.get_secret_value())
 
 
 def faust_settings(settings: Settings) -> dict[str, Any]:
@@ -135,30 +252,26 @@ def faust_credentials(settings: Settings) -> Any:
 
 
 def run_worker(app: StreamsApp, *, log_level: str | None = None, log_file: str | None = None) -> int:
-    """Run a worker to its end; returns the exit code. Raises `ConfigurationError` for what is wrong before anything
-    connects.
+    """Run a worker to its end; returns the exit code.
+
+    Raises `ConfigurationError` for what is wrong before anything connects.
     """
     parts = app.parts
     settings = parts.settings
 
     def before() -> None:
-        check_data_directory(settings)
-        check_encryption_keys(settings)
+        for check in parts.before:
+            check()
 
-    beside, owning = Stage(parts.beside), Stage(parts.owning)
-    control, tasks = Stage([FaustService(app, parts.observer)]), Stage(parts.tasks, uses_grace=True)
+    first, beside, owning = Stage(parts.first), Stage(parts.beside), Stage(parts.owning)
+    control, tasks = Stage(parts.control), Stage(parts.tasks, uses_grace=True)
     return launch(
         settings,
         # Shards must be there when the first assignment comes, and be done with their transactions when the group is
         # left: peers fence them from that moment on.
-        stages=[beside, owning, control, tasks],
-        stop_order=[tasks, owning, control, beside],
-        checks=[
-            kafka_check(settings),
-            topics_check(settings, changelog_topics(app)),
-            postgres_check(settings),
-            *parts.checks,
-        ],
+        stages=[first, beside, owning, control, tasks],
+        stop_order=[tasks, owning, control, beside, first],
+        checks=[kafka_check(settings), topics_check(settings, changelog_topics(app)), *parts.checks],
         hooks=parts.hooks,
         observer=parts.observer,
         exposition=parts.exposition,

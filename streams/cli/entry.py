@@ -1,20 +1,25 @@
 """What `faust -A streams` finds: our subcommands installed beside Faust's, and the app.
 
-Settings that are wrong do not stop commands which need none (`--help`, `keys generate`): then the app is a stand-in
-whose first use is the one line and exit code 2 (row W1).
+The app itself is made only for commands that use it (`worker`, `agents`, `tables`): the others start in half the
+time, and settings that are wrong do not stop those which need none (`--help`, `keys generate`). For the ones that do,
+a wrong setting is one line and exit code 2 (row W1).
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
-from faust.cli.base import cli as faust_cli
 
 from streams.cli import COMMANDS
 from streams.cli.frame import EXIT_CONFIGURATION, LazyCommand
 from streams.errors import ConfigurationError
 from streams.settings import load_settings
+
+if TYPE_CHECKING:
+    from streams.assembly import StreamsApp
 
 
 class ConfigurationExit(ConfigurationError, click.ClickException):
@@ -30,24 +35,31 @@ class ConfigurationExit(ConfigurationError, click.ClickException):
         click.echo(f"configuration error: {' '.join(self.message.split())}", file=file, err=file is None)
 
 
-class _Unconfigured:
-    """Stands for the settings of an app that has none: enough for Faust to look for commands, no more."""
+class CommandLineApp:
+    """Stands for the app in Faust's command line, which touches it before it knows which command is run.
 
-    _origin = "streams"
-    autodiscover = False
+    What Faust's search for commands needs is here; any other use makes the app.
+    """
 
-    def __init__(self, error: ConfigurationError) -> None:
-        self._error = error
+    def __init__(self) -> None:
+        self.conf = _CommandLineSettings(self)
+        self._app: StreamsApp | None = None
 
-    def __getattr__(self, _name: str) -> NoReturn:
-        raise ConfigurationExit(self._error)
+    @property
+    def real(self) -> StreamsApp:
+        """The app. Raises `ConfigurationExit`."""
+        if self._app is None:
+            from faust.cli.base import prepare_app
 
+            from streams.assembly import create_app
 
-class UnconfiguredApp:
-    """Stands for the app while its settings are wrong."""
-
-    def __init__(self, error: ConfigurationError) -> None:
-        self.conf = _Unconfigured(error)
+            try:
+                app = create_app(load_settings())
+            except ConfigurationError as error:
+                raise ConfigurationExit(error) from None
+            prepare_app(app, "streams")
+            self._app = app
+        return self._app
 
     def finalize(self) -> None: ...
 
@@ -55,20 +67,45 @@ class UnconfiguredApp:
 
     def worker_init_post_autodiscover(self) -> None: ...
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+class _CommandLineSettings:
+    """Stands for the app's settings in the same way."""
+
+    _origin = "streams"
+    autodiscover = False
+
+    def __init__(self, app: CommandLineApp) -> None:
+        self._app = app
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app.real.conf, name)
+
 
 def install_commands() -> None:
     """Register our subcommands with Faust's command line. Ours replace those of the same name (`send`, `worker`)."""
+    from faust.cli.base import cli
+
     for name, (where, about) in COMMANDS.items():
-        faust_cli.add_command(LazyCommand(name, where, about), name)
+        cli.add_command(LazyCommand(name, where, about), name)
     import streams.cli.worker  # noqa: F401 - registers itself
 
 
-def command_line_app() -> Any:
-    """The app for `faust -A streams`."""
-    install_commands()
-    try:
-        from streams.assembly import create_app
+def made_for_this_program() -> Any:
+    """`streams.app`: for the `faust` program a stand-in that becomes the app when needed, else the app.
 
-        return create_app(load_settings())
-    except ConfigurationError as error:
-        return UnconfiguredApp(error)
+    Raises `ConfigurationError` when the settings are wrong.
+    """
+    if _is_faust_program():
+        install_commands()
+        return CommandLineApp()
+    from streams.assembly import create_app
+
+    return create_app(load_settings())
+
+
+def _is_faust_program() -> bool:
+    program = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path()
+    return program.name in {"faust", "faust.exe"} or program.parts[-2:] == ("faust", "__main__.py")

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from faust.cli.worker import worker as FaustWorkerCommand  # noqa: N812
 
+from streams.cli.entry import CommandLineApp
 from streams.cli.frame import EXIT_CONFIGURATION, fail
 from streams.errors import ConfigurationError
 from streams.runtime.process import configuration_line
@@ -20,11 +21,12 @@ class worker(FaustWorkerCommand):  # noqa: N801 - the class's name is the comman
     """Start a worker: it takes its share of the partitions and runs their accounts."""
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        from streams.assembly import StreamsApp, run_worker
+        from streams.assembly import run_worker
 
-        assert isinstance(self.app, StreamsApp)
+        app: Any = self.app
+        assert isinstance(app, CommandLineApp)
         try:
-            code = run_worker(self.app, log_level=self.state.loglevel, log_file=self.state.logfile)
+            code = run_worker(app.real, log_level=self.state.loglevel, log_file=self.state.logfile)
         except ConfigurationError as error:
             fail(configuration_line(error), EXIT_CONFIGURATION)
         sys.exit(code)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
@@ -28,9 +29,19 @@ class FaustService:
 
     name = "faust"
 
-    def __init__(self, app: Any, observer: RuntimeObserver, *, rebalance_limit_s: float = REBALANCE_LIMIT_S) -> None:
+    def __init__(
+        self,
+        app: Any,
+        observer: RuntimeObserver,
+        *,
+        problems: Callable[[], list[str]] = list,
+        rebalance_limit_s: float = REBALANCE_LIMIT_S,
+    ) -> None:
+        """`problems` says what keeps the agents from their work; that makes the worker unready, not dead: most of it is
+        the brokers' doing."""
         self._app = app
         self._observer = observer
+        self._problems = problems
         self._rebalance_limit_s = rebalance_limit_s
         self._starting: asyncio.Task[None] | None = None
         self._recovered = False
@@ -88,7 +99,8 @@ class FaustService:
         detail: dict[str, object] = {"rebalancing": bool(app.rebalancing), "rebalances": app.rebalancing_count}
         if not app.rebalancing:
             self._rebalancing_since = None
-            return Health(detail=detail)
+            problems = self._problems()
+            return Health(ready=not problems, reason="; ".join(problems) or None, detail=detail)
         now = time.monotonic()
         if self._rebalancing_since is None:
             self._rebalancing_since = now
