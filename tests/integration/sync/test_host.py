@@ -1,0 +1,71 @@
+"""The main job, shard by shard: arrivals, flags, removals, folders; fold of the log = server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fixtures.services import MailUser
+from tests.integration.sync.conftest import Plane, eventually
+from tests.integration.sync.folding import LogReader, server_view
+
+
+def letter(n: int, *, size: int = 200) -> bytes:
+    return (
+        f"From: A <a{n}@example.test>\r\nTo: b@example.test\r\nSubject: letter {n}\r\n"
+        f"Message-ID: <{n}@example.test>\r\nDate: Mon, 30 Nov 2026 10:00:00 +0000\r\n\r\n".encode()
+        + b"x" * size
+        + b"\r\n"
+    )
+
+
+async def agrees(reader: LogReader, account: str, user: MailUser) -> bool:
+    folds = await reader.read()
+    with user.client() as client:
+        server = server_view(client)
+    return folds[account].by_name() == server
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["qresync", "no_condstore"])
+@pytest.mark.parametrize("tier", ["hot", "warm", "cold"])
+async def test_s10_every_tier_ends_in_the_servers_state(
+    plane: Plane, reader: LogReader, mail_user: MailUser, plain_mail_user: MailUser, tier: Any, hidden: bool
+) -> None:
+    """S10, S16, S17: the same script of changes, whatever the tier and the server; backfill first."""
+    user = plain_mail_user if hidden else mail_user
+    with user.client() as client:
+        for n in range(25):
+            client.append("INBOX", letter(n), flags=(b"\\Seen",) if n % 3 == 0 else ())
+        client.create_folder("Work")
+        client.append("Work", letter(100))
+    account = await plane.add(user)
+    host = await plane.host()
+    await eventually(lambda: agrees(reader, account, user), what="backfill")
+    runner = host.runner(account)
+    assert runner is not None
+    runner.set_tier(tier, "default")
+    if tier == "hot":
+        await eventually(lambda: runner.watching)
+    with user.client() as client:
+        client.append("INBOX", letter(50))
+        client.append("Archive", letter(51))
+        client.select_folder("INBOX")
+        client.add_flags([1, 2], [b"\\Flagged", b"custom"])
+        client.remove_flags([1], [b"\\Seen"])
+        client.move([5, 6], "Work")
+        client.copy([7], "Archive")
+        client.add_flags([8], [b"\\Deleted"])
+        client.expunge()
+        client.create_folder("New/Deep")
+        client.append("New/Deep", letter(60))
+        client.rename_folder("Work", "Work2")
+    await eventually(lambda: agrees(reader, account, user), what=f"changes in tier {tier}")
+    with user.client() as client:
+        client.delete_folder("Work2")
+    await eventually(lambda: agrees(reader, account, user), what="folder deleted")
+    fold = reader.folds[account]
+    assert "account.caught_up" in fold.kinds
+    assert "mailbox.renamed" in fold.kinds
+    assert "message.moved" in fold.kinds
+    assert len(set(reader.writers[account])) == 1
