@@ -55,7 +55,9 @@ class Settings(BaseSettings):
         64, description="Partitions of every topic. Final once there is data."
     )
     CHANGES_RETENTION_MS: int = Field(-1, ge=-1, description="How long mailbox.changes is kept; -1 for good.")
-    KAFKA_GROUP: str = Field("mailstreams", pattern=r"^[a-zA-Z0-9._-]+$", description="Name of the fleet (consumer group, ids).")
+    KAFKA_GROUP: str = Field(
+        "mailstreams", pattern=r"^[a-zA-Z0-9._-]+$", description="Name of the fleet (consumer group, ids)."
+    )
     KAFKA_SESSION_TIMEOUT_S: Annotated[float, Field(ge=1, le=300)] = Field(
         10.0, description="A worker silent for this long is taken for dead."
     )
@@ -74,17 +76,22 @@ class Settings(BaseSettings):
 
     # --- Secrets ---------------------------------------------------------------------------------------------------
     ENCRYPTION_KEYS: SecretStr | None = Field(
-        None, description="Fernet keys, separated by commas; the first encrypts, all decrypt. `faust -A streams keys generate` makes one."
+        None,
+        description="Fernet keys, separated by commas; the first encrypts, all decrypt. `faust -A streams keys generate` makes one.",
     )
     ENCRYPTION_KEYS_FILE: Path | None = Field(None, description="File with the same, a key per line.")
     CREDENTIALS_DIR: Path | None = Field(None, description="Directory of mounted secrets that accounts may refer to.")
 
     # --- Accounts, ownership, tiers --------------------------------------------------------------------------------
     MAX_ACCOUNTS_PER_WORKER: Count = Field(5000, description="Runners a worker runs at most; what is over is unserved.")
-    HOT_BUDGET_PER_WORKER: Annotated[int, Field(ge=0)] = Field(1000, description="Hot accounts without a session, at most.")
+    HOT_BUDGET_PER_WORKER: Annotated[int, Field(ge=0)] = Field(
+        1000, description="Hot accounts without a session, at most."
+    )
     POLL_WARM: Positive = Field(300.0, description="Seconds between polls of warm accounts.")
     POLL_COLD: Positive = Field(3600.0, description="Seconds between polls of cold accounts.")
-    TIER_SESSION_GRACE_MIN: Positive = Field(15.0, description="Minutes an account stays hot after its user was active.")
+    TIER_SESSION_GRACE_MIN: Positive = Field(
+        15.0, description="Minutes an account stays hot after its user was active."
+    )
     TIER_HOT_ACTIVITY_H: Positive = Field(24.0, description="Hours: mail younger than this makes an account hot.")
     TIER_COLD_AFTER_D: Positive = Field(14.0, description="Days: mail older than this makes an account cold.")
     TIER_EVALUATION_S: Positive = Field(120.0, description="Seconds between evaluations of tiers.")
@@ -92,23 +99,35 @@ class Settings(BaseSettings):
     RECONCILE_PAGE: Count = Field(1000, description="Rows read per page of a comparison.")
 
     # --- Mail ------------------------------------------------------------------------------------------------------
-    CONNECTIONS_PER_ACCOUNT: Annotated[int, Field(ge=1, le=10)] = Field(3, description="IMAP connections of an account, at most.")
-    HOST_LOGINS_PER_S: Positive = Field(10.0, description="Logins per second at one mail host, of all workers together.")
+    CONNECTIONS_PER_ACCOUNT: Annotated[int, Field(ge=1, le=10)] = Field(
+        3, description="IMAP connections of an account, at most."
+    )
+    HOST_LOGINS_PER_S: Positive = Field(
+        10.0, description="Logins per second at one mail host, of all workers together."
+    )
     HOST_CONNECTIONS: Count = Field(10_000, description="Connections of one worker to one mail host, at most.")
-    IMAP_COMMAND_TIMEOUT_S: Positive = Field(60.0, description="A command without an answer for this long ends the connection.")
+    IMAP_COMMAND_TIMEOUT_S: Positive = Field(
+        60.0, description="A command without an answer for this long ends the connection."
+    )
     IMAP_CONNECT_TIMEOUT_S: Positive = Field(20.0, description="Time for address, TCP and TLS together.")
-    IMAP_IDLE_RENEW_S: Annotated[float, Field(gt=0, le=1740)] = Field(240.0, description="IDLE is renewed this often (RFC 2177: under 29 min).")
+    IMAP_IDLE_RENEW_S: Annotated[float, Field(gt=0, le=1740)] = Field(
+        240.0, description="IDLE is renewed this often (RFC 2177: under 29 min)."
+    )
     IMAP_COMPRESS: bool = Field(False, description="COMPRESS=DEFLATE where offered; pays on slow links.")
     IMAP_CA_FILE: Path | None = Field(None, description="CA bundle for mail servers; the system's when unset.")
     IMAP_ALLOW_PRIVATE: bool = Field(False, description="Allow mail hosts at private and loopback addresses.")
     IMAP_ALLOW_PLAINTEXT: bool = Field(False, description="Allow accounts without TLS.")
     IMAP_MAX_LITERAL_BYTES: Count = Field(67_108_864, description="Largest literal a server may send.")
     IMAP_MAX_LINE_BYTES: Count = Field(1_048_576, description="Longest line a server may send.")
-    SYNC_SINCE: str = Field("all", pattern=r"^(all|[1-9][0-9]{0,4}d?)$", description="History to fetch: `all` or days, e.g. `90d`.")
+    SYNC_SINCE: str = Field(
+        "all", pattern=r"^(all|[1-9][0-9]{0,4}d?)$", description="History to fetch: `all` or days, e.g. `90d`."
+    )
     FETCH_CHUNK: Annotated[int, Field(ge=1, le=500)] = Field(500, description="Messages per transaction.")
     FETCH_WINDOW: Annotated[int, Field(ge=1, le=20_000)] = Field(2000, description="Messages per FETCH command.")
     FETCH_STRUCTURE: bool = Field(True, description="Ask for BODYSTRUCTURE, so that attachments are known.")
-    PREVIEW_BYTES: Annotated[int, Field(ge=0, le=16_384)] = Field(0, description="Bytes of text preview per message; 0 is off.")
+    PREVIEW_BYTES: Annotated[int, Field(ge=0, le=16_384)] = Field(
+        0, description="Bytes of text preview per message; 0 is off."
+    )
     BACKFILL_MESSAGES_PER_S: Annotated[float, Field(ge=0)] = Field(0.0, description="Per account; 0 is unlimited.")
     BACKFILL_BYTES_PER_S: Annotated[float, Field(ge=0)] = Field(0.0, description="Per account; 0 is unlimited.")
     FULL_RECONCILE_S: Positive = Field(3600.0, description="Each mailbox is compared in full this often.")
@@ -125,24 +144,42 @@ class Settings(BaseSettings):
     DATA_DIR: Path = Field(Path(".mailstreams"), description="Local state; each worker on a machine needs its own.")
     WORKER_CONCURRENCY: Count = Field(16, description="Commands executed at once.")
     COMMANDS_AHEAD: Count = Field(1024, description="Commands taken beyond the lowest unfinished one.")
+    COMMANDS_REMEMBERED: Count = Field(
+        20_000, description="Concluded commands remembered per partition, so that one sent twice is run once."
+    )
+    WORKER_HANDLERS: CommaList = Field(
+        default_factory=list, description="Modules with handlers of one's own for jobs, as `package.module:attribute`."
+    )
     WORKER_TASK_TIMEOUT_S: Positive = Field(900.0, description="Longest a command may take per attempt.")
-    WORKER_TASK_OVERRUN_GRACE_S: Positive = Field(30.0, description="Overrun after which a task is reported by the probes.")
+    WORKER_TASK_OVERRUN_GRACE_S: Positive = Field(
+        30.0, description="Overrun after which a task is reported by the probes."
+    )
     WORKER_RETRY_LIMIT: Annotated[int, Field(ge=0, le=100)] = Field(5, description="Retries after the first attempt.")
     WORKER_RETRY_BACKOFF_S: Positive = Field(1.0, description="First backoff between attempts; doubles.")
     WORKER_RETRY_BACKOFF_MAX_S: Positive = Field(60.0, description="Longest backoff between attempts.")
     WORKER_CONSUMER_TIMEOUT_S: Positive = Field(1800.0, description="A delivery may stay unacknowledged this long.")
-    WORKER_BROKER_RECONNECT_INTERVAL_S: Positive = Field(3.0, description="Between attempts to reach a broker at start.")
-    WORKER_SHUTDOWN_GRACE_S: Annotated[float, Field(ge=0)] = Field(20.0, description="Time to finish after the first signal.")
+    WORKER_BROKER_RECONNECT_INTERVAL_S: Positive = Field(
+        3.0, description="Between attempts to reach a broker at start."
+    )
+    WORKER_SHUTDOWN_GRACE_S: Annotated[float, Field(ge=0)] = Field(
+        20.0, description="Time to finish after the first signal."
+    )
     WORKER_SHUTDOWN_HOOKS_TIMEOUT_S: Positive = Field(5.0, description="Budget of all shutdown hooks together.")
     WORKER_JOB_MAX_TASKS: Count = Field(1, description="Job mode: deliveries taken, at most.")
     WORKER_JOB_IDLE_TIMEOUT_S: Positive = Field(60.0, description="Job mode: ends when nothing arrives for this long.")
     WORKER_JOB_CONNECT_TIMEOUT_S: Positive = Field(60.0, description="Job mode: ends with 1 when no broker answers.")
     PROBE_HOST: str = Field("127.0.0.1", description="Address of the probes.")
-    PROBE_PORT: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port of the probes; 0 picks a free one.")
+    PROBE_PORT: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8080, description="Port of the probes; 0 picks a free one."
+    )
     WORKER_PROBE_TIMEOUT_S: Positive = Field(2.0, description="Time limit of each custom probe.")
     WEB_HOST: str = Field("127.0.0.1", description="Address of Faust's web server.")
-    WEB_PORT: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Port of Faust's web server; 0 switches it off.")
-    LOG_FORMAT: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console at a terminal, else JSON lines.")
+    WEB_PORT: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Port of Faust's web server; 0 switches it off."
+    )
+    LOG_FORMAT: Literal["auto", "json", "console"] = Field(
+        "auto", description="`auto`: console at a terminal, else JSON lines."
+    )
     LOG_LEVEL: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level written.")
     EXPORT_DIR: str | None = Field(None, description="Directory or fsspec URL below which exports may write.")
 
@@ -172,7 +209,9 @@ class Settings(BaseSettings):
         if self.KAFKA_SECURITY_PROTOCOL.startswith("SASL") and not (
             self.KAFKA_SASL_USERNAME and self.KAFKA_SASL_PASSWORD
         ):
-            problems.append(f"KAFKA_SECURITY_PROTOCOL {self.KAFKA_SECURITY_PROTOCOL} needs KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD")
+            problems.append(
+                f"KAFKA_SECURITY_PROTOCOL {self.KAFKA_SECURITY_PROTOCOL} needs KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -201,7 +240,9 @@ class Settings(BaseSettings):
         if self.KAFKA_SECURITY_PROTOCOL.startswith("SASL"):
             options["sasl_mechanism"] = self.KAFKA_SASL_MECHANISM
             options["sasl_plain_username"] = self.KAFKA_SASL_USERNAME
-            options["sasl_plain_password"] = self.KAFKA_SASL_PASSWORD.get_secret_value() if self.KAFKA_SASL_PASSWORD else None
+            options["sasl_plain_password"] = (
+                self.KAFKA_SASL_PASSWORD.get_secret_value() if self.KAFKA_SASL_PASSWORD else None
+            )
         return options
 
     def kafka_ssl_context(self) -> ssl.SSLContext | None:

@@ -315,10 +315,13 @@ class Engine:
         """How many commands were started."""
         return self._taken
 
-    def busy_partitions(self) -> frozenset[int]:
-        """Partitions with a command that has begun and is not settled."""
+    def busy_partitions(self, longer_than_s: float = 0.0) -> frozenset[int]:
+        """Partitions with a command that began longer ago than that and is not settled."""
+        before = self._clock() - longer_than_s
         return frozenset(
-            work.session.lane.partition for work in self._running | self._backing_off if not work.session.over
+            work.session.lane.partition
+            for work in self._running | self._backing_off
+            if not work.session.over and work.began_at is not None and work.began_at <= before
         )
 
     def snapshot(self) -> EngineSnapshot:
@@ -504,6 +507,7 @@ class Engine:
                 work.attempt,
                 command.deadline,
                 self._resources,
+                work.spec.emits,
                 report,
             ),
             spec=work.spec,

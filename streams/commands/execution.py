@@ -21,8 +21,8 @@ from streams.errors import MailstreamsError, RetryLater, ShardError
 
 log = structlog.get_logger(__name__)
 
-CANCEL_LIMIT_S: Final = 1.0
-"""How long the end of a process waits for a cancelled handler; row W7 leaves 2 s for everything."""
+CANCEL_LIMIT_S: Final = 0.7
+"""How long the end of a process waits for a cancelled handler; row W7 leaves 2 s for everything that follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -56,6 +56,7 @@ class Task:
     attempt: int
     deadline: datetime | None
     resources: Mapping[str, Any]
+    emits: frozenset[str]
     _report: Callable[[Any, Any, Any], None]
     _stop: threading.Event = field(default_factory=threading.Event)
     _emitted: list[OutRecord] = field(default_factory=list)
@@ -78,8 +79,11 @@ class Task:
     ) -> None:
         """Publish a record together with the conclusion: both are seen, or neither. `topic` is without the prefix.
 
-        What failed attempts emitted is dropped. The topic must exist.
+        What failed attempts emitted is dropped. Raises `ValueError` for a topic that the handler was not registered
+        for: whether those exist is checked when the process starts.
         """
+        if topic not in self.emits:
+            raise ValueError(f"the handler of {self.kind!r} is not registered as one that emits to {topic!r}")
         self._emitted.append(OutRecord(topic, key, value, list(headers), kind))
 
     @property
@@ -102,6 +106,7 @@ class HandlerSpec:
     function: Callable[..., Any]
     threaded: bool
     timeout_s: float | None
+    emits: frozenset[str] = frozenset()
 
 
 class Handlers:
@@ -111,21 +116,28 @@ class Handlers:
         self._specs: dict[str, HandlerSpec] = {}
 
     def register(
-        self, kind: str, *, args: type[A] | None = None, timeout_s: float | None = None
+        self, kind: str, *, args: type[A], timeout_s: float | None = None, emits: Iterable[str] = ()
     ) -> Callable[[Callable[[A, Task], Any]], Callable[[A, Task], Any]]:
-        """Decorator. `timeout_s` may shorten the time limit of an attempt, not lengthen it.
+        """Decorator. `timeout_s` may shorten the time limit of an attempt, not lengthen it; `emits` names the topics
+        (without prefix) that `Task.emit` may be used for. Commands without arguments take `NoArgs`.
 
         Raises `ConfigurationError` when the kind has a handler already.
         """
 
         def decorate(function: Callable[[A, Task], Any]) -> Callable[[A, Task], Any]:
-            self.add(kind, function, args=args or NoArgs, timeout_s=timeout_s)
+            self.add(kind, function, args=args, timeout_s=timeout_s, emits=emits)
             return function
 
         return decorate
 
     def add(
-        self, kind: str, function: Callable[..., Any], *, args: type[msgspec.Struct], timeout_s: float | None = None
+        self,
+        kind: str,
+        function: Callable[..., Any],
+        *,
+        args: type[msgspec.Struct],
+        timeout_s: float | None = None,
+        emits: Iterable[str] = (),
     ) -> None:
         """What `register` does, without decorating."""
         if not kind or len(kind) > 200:
@@ -133,12 +145,13 @@ class Handlers:
         if kind in self._specs:
             raise ConfigurationError(f"two handlers for commands of the kind {kind!r}")
         called = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
-        self._specs[kind] = HandlerSpec(kind, args, function, not inspect.iscoroutinefunction(called), timeout_s)
+        threaded = not inspect.iscoroutinefunction(called)
+        self._specs[kind] = HandlerSpec(kind, args, function, threaded, timeout_s, frozenset(emits))
 
     def include(self, other: Handlers) -> None:
         """Take over all handlers of another registry."""
         for spec in other:
-            self.add(spec.kind, spec.function, args=spec.args, timeout_s=spec.timeout_s)
+            self.add(spec.kind, spec.function, args=spec.args, timeout_s=spec.timeout_s, emits=spec.emits)
 
     def get(self, kind: str) -> HandlerSpec | None:
         """The handler of a kind."""

@@ -158,7 +158,9 @@ async def test_w15_what_a_handler_emits_is_seen_with_the_conclusion_only() -> No
         if task.attempt == 1:
             raise TaskFailed("temporary", "again", retryable=True)
 
-    async with running(Rig(registry(emitting=emitting))) as rig:
+    handlers = Handlers()
+    handlers.add("emitting", emitting, args=Anything, emits=["elsewhere"])
+    async with running(Rig(handlers)) as rig:
         rig.send("emitting")
         await rig.finish()
         assert [record.value for record in rig.topic.committed if record.topic == "elsewhere"] == [b"2"]
