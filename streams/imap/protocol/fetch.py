@@ -110,7 +110,7 @@ def parse_fetch(raw: Raw) -> tuple[int, FetchedMessage | None]:
             end = match.end()
             sections = {section: data[end : end + int(length)]}
         else:
-            return _by_tokens(raw)
+            return parse_by_tokens(raw)
         if uid is None:
             return int(sequence), None
         number = int(uid)
@@ -129,7 +129,7 @@ def parse_fetch(raw: Raw) -> tuple[int, FetchedMessage | None]:
             gm_thrid=None if gm_thrid is None else int(gm_thrid),
             sections=sections,
         )
-    return _by_tokens(raw)
+    return parse_by_tokens(raw)
 
 
 def _number(cursor: Cursor) -> int:
@@ -181,8 +181,11 @@ def _object_id(cursor: Cursor) -> str | None:
     return value.decode()
 
 
-def _any(cursor: Cursor) -> Value:
-    return cursor.value()
+def _structure(cursor: Cursor) -> Value:
+    value = cursor.value()
+    if isinstance(value, bytes):
+        raise TokenError("a structure that is no list")
+    return value
 
 
 # Item name -> (field of FetchedMessage, parser of its value).
@@ -197,13 +200,14 @@ _ITEMS: Final[dict[bytes, tuple[str, Callable[[Cursor], Any]]]] = {
     b"X-GM-MSGID": ("gm_msgid", _number),
     b"X-GM-THRID": ("gm_thrid", _number),
     b"X-GM-LABELS": ("gm_labels", _strings),
-    b"BODYSTRUCTURE": ("structure", _any),
+    b"BODYSTRUCTURE": ("structure", _structure),
 }
 # RFC 822 items are body sections under another name (RFC 3501 section 6.4.5).
 _OLD_SECTIONS: Final = {b"RFC822": b"", b"RFC822.HEADER": b"HEADER", b"RFC822.TEXT": b"TEXT"}
 
 
-def _by_tokens(raw: Raw) -> tuple[int, FetchedMessage | None]:
+def parse_by_tokens(raw: Raw) -> tuple[int, FetchedMessage | None]:
+    """As `parse_fetch`, without its short cut."""
     data = raw.data
     opening = _OPEN.match(data)
     if opening is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import re
 
-_SHIFTED = re.compile(rb"&([^-]*)-")
+_SHIFTED = re.compile(rb"&([A-Za-z0-9+,]*)-")
 
 
 def _decode_shifted(match: re.Match[bytes]) -> bytes:
@@ -17,7 +17,7 @@ def _decode_shifted(match: re.Match[bytes]) -> bytes:
     if not inner:
         return b"&"
     try:
-        packed = binascii.a2b_base64(inner.replace(b",", b"/") + b"=" * (-len(inner) % 4), strict_mode=False)
+        packed = binascii.a2b_base64(inner.replace(b",", b"/") + b"=" * (-len(inner) % 4))
         return packed.decode("utf-16-be").encode()
     except (binascii.Error, UnicodeError):
         return match[0]
