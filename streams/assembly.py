@@ -70,10 +70,11 @@ class Parts:
 class StreamsApp(faust.App):
     """The Faust app, with the parts of the process that it runs in."""
 
-    # Else mode derives it from this module's name, and Faust's lines look like ours.
-    logger = logging.getLogger("faust.app.base")
-
     parts: Parts
+
+
+# Else mode derives it from this module's name, and Faust's lines look like ours.
+StreamsApp.logger = logging.getLogger("faust.app.base")
 
 
 class Directory:

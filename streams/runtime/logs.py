@@ -34,7 +34,7 @@ PINNED: Final = (
 )
 """Libraries whose lines below WARNING hold protocol text, or nothing of use."""
 
-TALKATIVE: Final = ("aiokafka", "faust", "mode")
+TALKATIVE: Final = ("aiokafka", "alembic", "faust", "mode")
 """Libraries that tell each of their steps at INFO: shown when the level is debug, else from WARNING on."""
 
 FAUST_LEVELS: Final = {"CRIT": "critical", "WARN": "warning"}

@@ -202,13 +202,13 @@ class Process:
                 await check.probe()
             except RetryLater as error:
                 log.warning(
-                    f"{check.name} is not reachable, trying again",
+                    f"waiting for {check.name}",
                     error=str(error),
                     attempt=attempt,
                     retry_in_s=self._retry_interval_s,
                 )
             else:
-                log.info(f"{check.name} is reachable", attempt=attempt)
+                log.info(f"found {check.name}", attempt=attempt)
                 return
             await asyncio.sleep(self._retry_interval_s)
 
