@@ -30,4 +30,4 @@ def attach(app: Any, *, settings: Settings, host: ShardHost, store: Any, observe
     """
     from streams.agents.plane import ControlPlane
 
-    return ControlPlane(app, settings=settings, host=host, observer=observer)
+    return ControlPlane(app, settings=settings, host=host, store=store, observer=observer)

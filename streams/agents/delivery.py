@@ -102,7 +102,7 @@ class Deliveries:
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, RESEND_MAX_S)
                 event.deliveries[index] = await self._send(record)
-        return True
+        return event.ours()
 
     async def _send(self, record: Outgoing) -> Awaitable[object] | None:
         """The delivery of a record; None when the producer did not even take it."""

@@ -83,9 +83,14 @@ class Intake(Generic[R]):
         self._observer = observer
         self._sleep = sleep
 
-    async def handled(self, record: Inbound) -> Sequence[Outgoing]:
-        """Handle one record; returns what has to be sent for it to be done."""
+    async def handled(self, record: Inbound, ours: Callable[[], bool] = lambda: True) -> Sequence[Outgoing] | None:
+        """Handle one record; returns what has to be sent for it to be done.
+
+        None when its partition went to somebody else meanwhile (`ours` tells), who gets the record as well.
+        """
         for attempt in range(1, HANDLER_ATTEMPTS + 1):
+            if not ours():
+                return None
             try:
                 return self._attempt(record)
             except PoisonRecord as poison:

@@ -8,6 +8,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from streams.errors import MailstreamsError
+
 JITTER: Final = 0.1
 """Part of the interval by which rounds vary, so that workers started together do not stay in step."""
 
@@ -19,16 +21,14 @@ async def every(
     name: str,
     step: Callable[[], Awaitable[None]],
     *,
-    first_after_s: float = 0.0,
-    failed: Callable[[str], None] = lambda _name: None,
     random_: Callable[[], float] = random.random,
 ) -> None:
-    """Run `step` after `first_after_s` and then every `interval_s` (from end to beginning), for good."""
-    await asyncio.sleep(first_after_s)
+    """Run `step` now and then every `interval_s` (from end to beginning), for good."""
     while True:
         try:
             await step()
+        except MailstreamsError as error:
+            _LOGGER.warning("%s failed, next time in %.0f s: %s", name, interval_s, error)
         except Exception:
             _LOGGER.exception("%s failed, next time in %.0f s", name, interval_s)
-            failed(name)
         await asyncio.sleep(interval_s * (1 + JITTER * (2 * random_() - 1)))

@@ -11,14 +11,17 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import faust
 from mode import Service
 
+from streams.agents import store
 from streams.agents.accounts import AccountEvents
+from streams.agents.announcements import Announcements
 from streams.agents.assignment import AssignmentKeeper
 from streams.agents.delivery import Deliveries
 from streams.agents.intake import Inbound, Intake
@@ -30,7 +33,8 @@ from streams.agents.users import UserEvents
 from streams.contracts import topics
 from streams.contracts.account import AccountHeat, AccountStateChanged, UserAccount, UserActive
 from streams.contracts.codec import Decoder
-from streams.contracts.topics import dead_letter_name
+from streams.directory.reconcile import Rows as Directory
+from streams.directory.reconcile import reconcile_once
 from streams.domain.ownership import AccountEntry
 from streams.observer import RuntimeObserver
 from streams.settings import Settings
@@ -85,6 +89,7 @@ class ControlPlane(faust.Sensor):
         *,
         settings: Settings,
         host: ShardHost,
+        store: Directory | None = None,
         observer: RuntimeObserver,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -94,9 +99,9 @@ class ControlPlane(faust.Sensor):
         self.host = host
         self.observer = observer
         self.outbox = FaustOutbox(app, settings)
-        self._steps: list[tuple[float, str, Step, float]] = []
-        self._failures: dict[str, int] = {}
-        self._rebalance_began: float | None = None
+        self._directory = store
+        self._steps: list[tuple[float, str, Step]] = []
+        self._recovered = asyncio.Event()
 
         accounts_table = self._table("accounts")
         users_table = self._table("users")
@@ -161,12 +166,14 @@ class ControlPlane(faust.Sensor):
         app.on_partitions_assigned.connect(self._on_assigned, weak=False)
         app.sensors.add(self)
         self.repeat(SNAPSHOT_S, "report of the shards", self._report)
+        if store is not None:
+            self.repeat(settings.RECONCILE_S, "comparison with PostgreSQL", self.reconcile)
 
     # --- what others use ------------------------------------------------------------------------------------------
 
-    def repeat(self, interval_s: float, name: str, step: Step, *, first_after_s: float = 0.0) -> None:
-        """Run `step` at an interval for as long as the worker lives. To be called before the app starts."""
-        self._steps.append((interval_s, name, step, first_after_s))
+    def repeat(self, interval_s: float, name: str, step: Step) -> None:
+        """Run `step` once partitions are assigned and recovered, then at an interval. To be called before the start."""
+        self._steps.append((interval_s, name, step))
 
     async def accounts_of(self, partition: int) -> AsyncIterator[AccountEntry]:
         """Accounts of a recovered partition, in slices.
@@ -207,6 +214,7 @@ class ControlPlane(faust.Sensor):
         """Tables are recovered and the streams flow again."""
         self.observer.rebalance(time.monotonic() - state["began"])
         self.keeper.recovered(app.consumer_generation_id, self._partitions_of(app.consumer.assignment()))
+        self._recovered.set()
 
     async def _on_assigned(self, app: Any, assigned: Any, **_: Any) -> None:
         self.keeper.assigned(app.consumer_generation_id, self._partitions_of(assigned))
@@ -229,12 +237,8 @@ class ControlPlane(faust.Sensor):
 
     @Service.task
     async def _run_steps(self) -> None:
-        await asyncio.gather(
-            *(
-                every(interval, name, step, first_after_s=first, failed=self._step_failed)
-                for interval, name, step, first in self._steps
-            )
-        )
+        await self._recovered.wait()
+        await asyncio.gather(*(every(interval, name, step) for interval, name, step in self._steps))
 
     async def _forever(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A task of Faust that raises stops the worker; ours say what is wrong and begin again."""
@@ -245,9 +249,6 @@ class ControlPlane(faust.Sensor):
                 _LOGGER.exception("%s failed and begins again", name)
             await asyncio.sleep(1.0)
 
-    def _step_failed(self, name: str) -> None:
-        self._failures[name] = self._failures.get(name, 0) + 1
-
     # --- agents ---------------------------------------------------------------------------------------------------
 
     def _table(self, name: str) -> Any:
@@ -256,6 +257,7 @@ class ControlPlane(faust.Sensor):
             key_type=bytes,
             value_type=bytes,
             partitions=self.settings.PARTITIONS,
+            store=store.URL,
             options=dict(ROCKSDB_OPTIONS),
             help=f"{name} of the control plane",
         )
@@ -278,18 +280,46 @@ class ControlPlane(faust.Sensor):
                 def ours(generation: int = generation) -> bool:
                     return bool(generation == app.consumer_generation_id)
 
-                records: Sequence[Outgoing] = await intake.handled(record)
-                await deliveries.put(records, event.ack, ours)
+                records = await intake.handled(record, ours)
+                if records is not None:
+                    await deliveries.put(records, event.ack, ours)
 
-        app.agent(app.topic(self.settings.topic(topic), **RAW), name=f"streams.agents.{name}")(agent)
+        agent.__qualname__ = f"streams.agents.{name}"
+        app.agent(app.topic(self.settings.topic(topic), **RAW), name=agent.__qualname__)(agent)
 
     # --- timers ---------------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
         snapshot = self.host.snapshot()
         self.observer.accounts(snapshot.accounts, snapshot.unserved)
-        self.observer.shards(snapshot.shards)
+        self.observer.shards(Counter(snapshot.shards.values()))
 
+    async def reconcile(self) -> None:
+        """Compare the accounts of our partitions with the directory and announce what differs (row S7)."""
+        if self._directory is None or self.app.rebalancing:
+            return
+        partitions = self.keeper.assignment.partitions
+        announcements = Announcements(self.outbox)
+        report = await reconcile_once(
+            self._directory,
+            self._accounts_of_all(partitions),
+            announcements.publish,
+            self.settings.RECONCILE_PAGE,
+            partitions,
+            partition_count=self.settings.PARTITIONS,
+        )
+        await announcements.delivered()
+        level = logging.WARNING if report.announced or report.absent else logging.INFO
+        _LOGGER.log(
+            level,
+            "compared %d accounts with the database: %d announced, %d absent, %d ahead of it",
+            report.ours,
+            report.announced,
+            report.absent,
+            report.ahead,
+        )
 
-DEAD_LETTER_TOPICS: Final = tuple(dead_letter_name(name) for name in (topics.STATE_CHANGED, topics.USER_ACTIVE))
-"""Where the control plane's public topics put what they cannot read."""
+    async def _accounts_of_all(self, partitions: Iterable[int]) -> AsyncIterator[AccountEntry]:
+        for partition in sorted(partitions):
+            async for entry in self.accounts_of(partition):
+                yield entry

@@ -155,7 +155,7 @@ class World:
     async def take(self, record: Inbound) -> list[Outgoing]:
         """Handle one record, and everything that follows from it. Returns what it led to itself."""
         self.log.append(record)
-        direct = list(await self.intakes[record.topic].handled(record))
+        direct = list(await self.intakes[record.topic].handled(record) or ())
         for outgoing in direct:
             if outgoing.topic.endswith(".dlq"):
                 self.dead.append(outgoing)

@@ -238,6 +238,20 @@ async def test_s16_a_handler_that_recovers_loses_nothing(world: World) -> None:
     assert world.dead == []
 
 
+async def test_s3_an_event_whose_partition_went_to_somebody_else_is_left_to_them(world: World) -> None:
+    record = Inbound(topics.STATE_CHANGED, partition_for(A, PARTITIONS), 0, A.encode(), event_of())
+    assert await world.intakes[topics.STATE_CHANGED].handled(record, lambda: False) is None
+    assert world.host.calls == []
+
+    def broken(partition: int, entry: AccountEntry) -> None:
+        raise OSError("the table is closed")
+
+    world.host.account_changed = broken  # type: ignore[method-assign]
+    answers = [True, False]
+    assert await world.intakes[topics.STATE_CHANGED].handled(record, lambda: answers.pop(0)) is None
+    assert world.observer.poisoned == []
+
+
 def event_of(account: str = A) -> bytes:
     return encode(AccountStateChanged(account_id=account, user_id="u", state="live", at=NOW, version=1))
 
