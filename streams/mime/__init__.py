@@ -22,6 +22,7 @@ from streams.mime.preview import message_preview, preview
 from streams.mime.structure import StructureValue, attachments_from_structure, leaves_of_structure, text_part
 from streams.mime.transfer import decode_transfer
 from streams.mime.values import (
+    LOOP_FRIENDLY_BYTES,
     Address,
     Attachment,
     HeaderLimits,
@@ -35,6 +36,7 @@ from streams.mime.values import (
 __all__ = [
     "HEADER_FIELDS",
     "IDENTITY_FIELDS",
+    "LOOP_FRIENDLY_BYTES",
     "Address",
     "Attachment",
     "HeaderLimits",

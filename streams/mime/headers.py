@@ -1,7 +1,7 @@
 """The header block of a message, as typed values.
 
 What comes in is the answer to ``FETCH BODY.PEEK[HEADER.FIELDS (...)]`` or the start of a whole message. The block is
-decoded and unfolded once, fields are found by one search, and each value has a fast path for what nearly all mail
+decoded and unfolded once, split into fields once, and each value has a fast path for what nearly all mail
 looks like; only the rest pays for tolerance.
 
 Invariants: nothing a message holds makes :func:`parse_headers` raise, its time is linear in the bytes and bounded by
@@ -169,8 +169,7 @@ def _text(value: str, limits: HeaderLimits, defects: set[str]) -> str:
 
 
 def _ids(value: str, limits: HeaderLimits, defects: set[str]) -> tuple[str, ...]:
-    """The message ids of a field (RFC 5322 3.6.4): those in angle brackets; without any, the words that hold an
-    ``@``."""
+    """The message ids of a field (RFC 5322 3.6.4): those in angle brackets, or else the words that hold an ``@``."""
     found = _MESSAGE_ID.findall(value) or [word for word in value.split() if "@" in word]
     if len(found) > limits.max_references:
         defects.add(d.TOO_MANY_REFERENCES)

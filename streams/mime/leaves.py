@@ -1,5 +1,7 @@
-"""Which leaves of a MIME tree are attachments, and which one holds the text to read. One rule for both sources of
-trees."""
+"""Which leaves of a MIME tree are attachments, and which one holds the text to read.
+
+Invariant: one rule for trees out of a BODYSTRUCTURE and for trees out of the message itself.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ def attachments_of(leaves: Iterable[Leaf]) -> tuple[Attachment, ...]:
 
 
 def text_leaf_of(leaves: Iterable[LeafT]) -> LeafT | None:
-    """The first plain text of the message's own, else the first HTML, else any other text; an empty one only if all
-    are."""
+    """The first plain text of the message's own, else the first HTML, else any other text.
+
+    An empty one is taken only if all are empty.
+    """
     best: LeafT | None = None
     best_rank = 99
     for leaf in leaves:

@@ -1,5 +1,4 @@
-"""Parameters of Content-Type and Content-Disposition: RFC 2045 5.1, RFC 2183, RFC 2231, and RFC 2047 where it is
-misused.
+"""Parameters of Content-Type and Content-Disposition (RFC 2045 5.1, 2183, 2231, and 2047 where it is misused).
 
 Invariant: at most a fixed number of parameters and of bytes of a field is looked at, and filenames come out clean and
 bounded.

@@ -29,8 +29,10 @@ _ISO2022_ESCAPE: Final = re.compile("\x1b[$(]")
 
 
 def clean(text: str, defects: set[str]) -> str:
-    """``text`` without control characters and lone surrogates: white space becomes a blank, all else U+FFFD (case
-    85)."""
+    """``text`` without control characters and lone surrogates (case 85).
+
+    White space becomes a blank, all else U+FFFD.
+    """
     if text.isprintable() or not _UNCLEAN.search(text):
         return text
 
@@ -70,8 +72,10 @@ def decode_charset(data: bytes, label: str | None, defects: set[str]) -> str:
 
 
 def guess(data: bytes, hint: str | None, defects: set[str]) -> str:
-    """``data`` without a declared charset: UTF-8 (RFC 6532), else ``hint`` (a label), else Windows-1252, else
-    Latin-1."""
+    """``data`` that declares no charset, as text, not yet cleaned.
+
+    UTF-8 (RFC 6532) if it is valid, else in the charset ``hint`` names, else Windows-1252, else Latin-1.
+    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

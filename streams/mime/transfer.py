@@ -1,5 +1,4 @@
-"""Content-Transfer-Encodings (RFC 2045 6), decoded as far as the bytes go: what is read here is often cut off or
-damaged.
+"""Content-Transfer-Encodings (RFC 2045 6), decoded as far as the bytes go: they are often cut off or damaged.
 
 Invariant: never raises, linear, and the result is never longer than the input.
 """
