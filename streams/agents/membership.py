@@ -58,6 +58,8 @@ class GroupProof:
             kafka = thread._ensure_consumer()
             loop: asyncio.AbstractEventLoop = thread.thread_loop
             committed = self._offset_to_commit()
+        except MembershipLost:
+            raise
         except Exception as error:
             # Faust has several errors for "not started" and "stopped", some of them plain attribute errors.
             raise ServiceUnavailable(f"the consumer is not running: {type(error).__name__}") from error
