@@ -47,6 +47,8 @@ class AddressPolicy:
             return self.permits(inner)
         if address.is_unspecified or address.is_multicast or address.is_link_local:
             return False
+        if address.version == 4 and address.is_reserved:  # in version 6 "reserved" takes in the loopback address
+            return False
         inside = (
             address.is_private
             or address.is_loopback

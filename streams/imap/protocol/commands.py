@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 
 _FORBIDDEN = re.compile(rb"[\x00\r\n]")
 _QUOTABLE = re.compile(rb"[\x20-\x7e]*\Z")
-_SEQUENCE_SET = re.compile(r"(?:\d{1,10}|\*)(?::(?:\d{1,10}|\*))?(?:,(?:\d{1,10}|\*)(?::(?:\d{1,10}|\*))?)*\Z")
+_SEQUENCE_SET = re.compile(
+    r"(?:\d{1,10}|\*)(?::(?:\d{1,10}|\*))?(?:,(?:\d{1,10}|\*)(?::(?:\d{1,10}|\*))?)*\Z", re.ASCII
+)
 _FETCH_ITEM = re.compile(
     rb"(?:[A-Z][A-Z0-9.-]*|(?:BODY|BODY\.PEEK|BINARY\.PEEK)\[[A-Z0-9. ()-]*\](?:<\d{1,19}\.\d{1,19}>)?)\Z",
     re.IGNORECASE,
