@@ -152,6 +152,10 @@ class Session:
         """Where reading goes on."""
         return self.acks.next_offset
 
+    def restart_at(self, offset: int) -> None:
+        """Read from another offset than the lane's position; only before anything was delivered."""
+        self.acks = Acknowledgements(offset, self._ahead)
+
     @property
     def settled(self) -> bool:
         """Whether everything that was taken is finished and committed."""

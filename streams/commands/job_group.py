@@ -76,6 +76,7 @@ class JobGroup:
         self._accepting = True
         self.assigned = asyncio.Event()
         self.read_at = time.monotonic()
+        """When reading last came round."""
 
     # --- life ------------------------------------------------------------------------------------------------------
     async def start(self) -> None:

@@ -107,6 +107,10 @@ class CommandMemory:
                 )
                 self._states.move_to_end(key)
 
+    def sort(self) -> None:
+        """Put them into the order of their age, after they were loaded in another one."""
+        self._states = OrderedDict(sorted(self._states.items(), key=lambda item: item[1].at))
+
     def expire(self, now: datetime, position: int, at_most: int) -> list[bytes]:
         """Forget what is too old or too much, never what lies beyond the position; returns keys for tombstones."""
         expired: list[bytes] = []

@@ -16,9 +16,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import ProducerFenced
@@ -45,14 +45,30 @@ CLOSE_TIMEOUT_S: Final = 3.0
 _KINDS: Final = frozenset({"account", "mailbox", "flags", "ids", "command", "lane"})
 
 
+class Writable(Protocol):
+    """What `ShardLog.write` takes."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+    @property
+    def partition(self) -> int | None: ...
+
+
 @dataclass(slots=True)
 class Outgoing:
-    """One record for a topic other than the mirror's."""
+    """One record for a topic other than the mirror's. `partition` None is the shard's own."""
 
     topic: str
-    key: bytes
-    value: bytes
+    key: bytes | None
+    value: bytes | None
     headers: list[tuple[str, bytes]]
+    partition: int | None = None
 
 
 @dataclass(slots=True)
@@ -64,7 +80,7 @@ class Batch:
 
     def size(self) -> int:
         """Approximate bytes."""
-        return sum(len(r.value) + 300 for r in self.records) + sum(
+        return sum(len(r.value or b"") + 300 for r in self.records) + sum(
             len(v or b"") + len(k) + 100 for k, (v, _) in self.mirror.items()
         )
 
@@ -228,6 +244,13 @@ class ShardLog:
         self._wake.set()
         return future
 
+    def write(
+        self, records: Sequence[Writable], mirror_records: Mapping[str, tuple[bytes | None, str]]
+    ) -> asyncio.Future[None]:
+        """What `submit` does, for those who do not know our types: the commands of this partition."""
+        outgoing = [Outgoing(it.topic, it.key, it.value, list(it.headers), it.partition) for it in records]
+        return self.submit(Batch(outgoing, dict(mirror_records)))
+
     def _raise_if_lost(self) -> None:
         if self.lost.done():
             raise ProducerLost(str(self.lost.result()))
@@ -265,23 +288,24 @@ class ShardLog:
         assert producer is not None
         started = time.monotonic()
         mirror_records: dict[str, tuple[bytes | None, str]] = {}
-        by_topic: dict[str, list[Outgoing]] = {}
+        by_place: dict[tuple[str, int], list[Outgoing]] = {}
         for batch, _, _ in taken:
             for record in batch.records:
-                by_topic.setdefault(record.topic, []).append(record)
+                place = (record.topic, self.partition if record.partition is None else record.partition)
+                by_place.setdefault(place, []).append(record)
             mirror_records.update(batch.mirror)
         if mirror_records:
-            by_topic[self._mirror_topic] = [
-                Outgoing(self._mirror_topic, key.encode(), value, [("about", words.encode("utf-8", "replace"))])  # type: ignore[arg-type]
+            by_place[self._mirror_topic, self.partition] = [
+                Outgoing(self._mirror_topic, key.encode(), value, [("about", words.encode("utf-8", "replace"))])
                 for key, (value, words) in mirror_records.items()
             ]
-        count = sum(len(records) for records in by_topic.values())
+        count = sum(len(records) for records in by_place.values())
         position: int | None = None
         async with asyncio.timeout(self._settings.KAFKA_TRANSACTION_TIMEOUT_S):
             await producer.begin_transaction()
             acknowledgements: list[tuple[str, int, asyncio.Future[Any]]] = []
-            for topic, records in by_topic.items():
-                acknowledgements.extend(await self._send(producer, topic, records))
+            for (topic, partition), records in by_place.items():
+                acknowledgements.extend(await self._send(producer, topic, partition, records))
             for topic, sent, future in acknowledgements:
                 metadata = await future
                 if topic == self._mirror_topic:
@@ -301,7 +325,7 @@ class ShardLog:
         self._observer.transaction("committed", time.monotonic() - started, count)
 
     async def _send(
-        self, producer: AIOKafkaProducer, topic: str, records: list[Outgoing]
+        self, producer: AIOKafkaProducer, topic: str, partition: int, records: list[Outgoing]
     ) -> list[tuple[str, int, asyncio.Future[Any]]]:
         sent: list[tuple[str, int, asyncio.Future[Any]]] = []
         builder = producer.create_batch()
@@ -312,10 +336,10 @@ class ShardLog:
                         f"a record of {len(record.value or b'')} bytes does not fit into a batch of {topic}"
                     )
                 count = builder.record_count()
-                sent.append((topic, count, await producer.send_batch(builder, topic, partition=self.partition)))
+                sent.append((topic, count, await producer.send_batch(builder, topic, partition=partition)))
                 builder = producer.create_batch()
         count = builder.record_count()
-        sent.append((topic, count, await producer.send_batch(builder, topic, partition=self.partition)))
+        sent.append((topic, count, await producer.send_batch(builder, topic, partition=partition)))
         return sent
 
     def _lose(
