@@ -331,12 +331,18 @@ class _Batches:
             self._append(
                 record.topic, partition_for(record.key or b"", partitions), record.key, record.value, record.headers
             )
-        futures = [
-            await self._producer.send_batch(batch, topic, partition=partition)
-            for (topic, partition), batches in self._batches.items()
-            for batch in batches
-        ]
+        futures: list[asyncio.Future[Any]] = []
+        for (topic, partition), batches in self._batches.items():
+            for batch in batches:
+                future = await self._producer.send_batch(batch, topic, partition=partition)
+                future.add_done_callback(_seen)  # a later send may fail before this one is looked at
+                futures.append(future)
         # Every one of them, before the commit: aiokafka would commit a transaction whose records were refused.
         for result in await asyncio.gather(*futures, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

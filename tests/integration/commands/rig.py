@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
@@ -141,6 +139,19 @@ class Jobs:
                     if any(condition(_EVENTS.decode(record.value)) for record in records):
                         return
 
+    async def committed(self, name: str, partition: int) -> int:
+        """The group's position in a partition."""
+        consumer = AIOKafkaConsumer(
+            **self.settings.kafka_client(), group_id=job_group(self.settings), enable_auto_commit=False
+        )
+        await consumer.start()
+        try:
+            tp = TopicPartition(self.settings.topic(name), partition)
+            consumer.assign([tp])
+            return await consumer.committed(tp) or 0
+        finally:
+            await consumer.stop()
+
     async def lag(self) -> int:
         """Records of `sync.jobs` beyond the committed offsets, as an autoscaler counts them."""
         consumer = AIOKafkaConsumer(
@@ -223,4 +234,4 @@ def settings_for(bootstrap: str, prefix: str, **changes: Any) -> Settings:
     )
 
 
-__all__ = ["JobWorker", "Jobs", "command_of", "dataclasses", "once", "outcome", "settings_for", "uuid"]
+__all__ = ["JobWorker", "Jobs", "command_of", "job_group", "once", "outcome", "settings_for"]
