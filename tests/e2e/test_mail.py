@@ -32,7 +32,7 @@ def while_running(mailer: Mailer) -> None:
     for number, letter in enumerate(letters):
         mailer.append("INBOX", letter, flags=["\\Seen"] if number % 2 else [])
     mailer.append("INBOX", letters[0])  # the same message twice in a folder is two places
-    mailer.flag("INBOX", [4, 5, 6], add=["\\Answered", "$Später"])
+    mailer.flag("INBOX", [4, 5, 6], add=["\\Answered", "$Later"])
     mailer.flag("INBOX", [2], remove=["$Work"])
     mailer.expunge("INBOX", [7, 8])
     mailer.copy("INBOX", [9, 10], "Arbeit/Täglich")

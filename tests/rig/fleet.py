@@ -29,7 +29,7 @@ from tests.rig.watch import LogWatch
 from tests.rig.worker import ROOT, Worker
 from tests.storm.checker import rules
 from tests.storm.checker.database import read_database
-from tests.storm.checker.log import Kafka, end_offsets, read_raw
+from tests.storm.checker.log import Kafka, read_raw
 from tests.storm.checker.server import Login
 from tests.storm.checker.truth import Seen, World, check, read_servers
 
@@ -306,10 +306,8 @@ class Fleet:
         """Wait until the projection stands at the end of the log."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
-        topic = self.kafka.topic("mailbox.changes")
         while True:
-            ends = await end_offsets(self.kafka, "mailbox.changes")
-            behind = list(rules.positions(await read_database(self.dsn), topic, ends))
+            behind = list(rules.positions(await read_database(self.dsn), "mailbox.changes", self.watch.events))
             if not behind:
                 return
             if loop.time() > deadline:

@@ -203,8 +203,10 @@ def test_differences_between_log_and_database_are_named(rule: str | None, change
 
 
 def test_projection_must_stand_at_the_end_and_hold_nothing_else() -> None:
-    assert list(rules.positions(database(), "mailbox.changes", {0: 12, 1: 0})) == []
-    assert [f.rule for f in rules.positions(database(), "mailbox.changes", {0: 13})] == ["position"]
+    last = [Event(0, offset, 0, ACCOUNT, 1, "x", None, {}) for offset in (3, 11)]
+    assert list(rules.positions(database(), "mailbox.changes", last)) == []
+    last.append(Event(0, 12, 0, ACCOUNT, 1, "x", None, {}))
+    assert [f.rule for f in rules.positions(database(), "mailbox.changes", last)] == ["position"]
     assert [f.rule for f in rules.nothing_else_in_database([], database())] == ["database_account"]
 
 
