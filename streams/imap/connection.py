@@ -96,6 +96,7 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
         self.greeting: asyncio.Future[Untagged] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.on_unasked: Callable[[Response], None] | None = None
+        self.redact: Callable[[bytes], bytes] | None = None  # while a secret is under way and may be repeated to us
         self.on_failure: Callable[[MailstreamsError], None] | None = None
         self._framer = Framer(
             max_line=limits.max_line_bytes,
@@ -153,7 +154,8 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
         if self._closing:
             return ConnectionLost("the connection was closed", code="closed")
         if self._bye is not None:
-            return classify(During.BYE, "BYE", self._bye.code, self._bye.text)
+            text = self._bye.text if self.redact is None else self.redact(self._bye.text)
+            return classify(During.BYE, "BYE", self._bye.code, text)
         # The class alone: texts of TLS and socket errors may hold addresses, and never help to decide.
         return ConnectionLost(f"the connection was lost ({type(exc).__name__ if exc is not None else 'end of stream'})")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, Final, Literal
 
 from pyroaring import BitMap
@@ -245,6 +246,13 @@ class ImapSession:
 
     async def _authenticate(self, credential: Credential) -> None:
         self._capabilities_told = False  # whatever was told before counts no more (case 61)
+        self._protocol.redact = partial(scrubbed, credential)
+        try:
+            await self._offer(credential)
+        finally:
+            self._protocol.redact = None
+
+    async def _offer(self, credential: Credential) -> None:
         encrypted = self._endpoint.tls != "plain"
         offers = mechanisms(
             credential, self._capabilities, encrypted=encrypted, host=self._endpoint.host, port=self._endpoint.port
@@ -260,8 +268,8 @@ class ImapSession:
             tagged = await self._login_command(credential)
         assert tagged is not None  # a token always has a mechanism to try
         if tagged.condition != "OK":
-            text = scrubbed(tagged.text, credential)
-            raise classify(During.LOGIN, tagged.condition, tagged.code, f"{text} ({detail})" if detail else text)
+            text = scrubbed(credential, tagged.text) + (f" ({detail})".encode() if detail else b"")
+            raise classify(During.LOGIN, tagged.condition, tagged.code, text)
         self._authenticated = True
         self._accept(tagged, During.LOGIN)
 
@@ -757,11 +765,10 @@ def _with_status(mailbox: ListedMailbox, status: MailboxStatus | None) -> Listed
     )
 
 
-def scrubbed(text: bytes, credential: Credential) -> str:
+def scrubbed(credential: Credential, text: bytes) -> bytes:
     """A server's words about a login without the secret, in case it repeats it."""
-    words = text.decode("utf-8", "replace")
-    secret = (credential.password if isinstance(credential, Password) else credential.token).reveal()
-    for form in (secret, encoded(secret.encode()).decode(), secret.replace("\\", "\\\\").replace('"', '\\"')):
+    secret = (credential.password if isinstance(credential, Password) else credential.token).reveal().encode()
+    for form in (secret, secret.replace(b"\\", b"\\\\").replace(b'"', b'\\"')):
         if len(form) > 2:
-            words = words.replace(form, "***")
-    return words
+            text = text.replace(form, b"***").replace(encoded(form).rstrip(b"="), b"***")
+    return text

@@ -322,7 +322,10 @@ class _Session:
     async def scram(self, initial: str) -> tuple[list[bytes], str]:
         mechanism = ScramMechanism("SCRAM-SHA-256")
 
+        asked: list[str] = []
+
         def lookup(username: str) -> Any:
+            asked.append(username)
             account = self.server.accounts.get(username)
             return mechanism.make_auth_info(account.password if account else "no such user")
 
@@ -335,7 +338,7 @@ class _Session:
         except Exception:
             raise Refused("NO [AUTHENTICATIONFAILED] Authentication failed.") from None
         await self.challenge(base64.b64encode(dialogue.get_server_final().encode()).decode())
-        return self.admit(dialogue.user, lambda _: True)
+        return self.admit(asked[0], lambda _: True)
 
     async def challenge(self, encoded: str) -> bytes:
         await send(self.writer, [f"+ {encoded}\r\n".encode()])
