@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from streams.contracts.account import Phase
 from streams.domain.ownership import AccountEntry, ShardEvent, ShardPhase, on_assignment
 from streams.domain.placement import PlacementInput, place
 from streams.domain.tiers import TierInput, evaluate_in_slices, on_heat, on_mail, still_holds
@@ -88,6 +89,7 @@ class Host:
         self._entries: dict[int, dict[str, AccountEntry]] = {}
         self._loaded: set[int] = set()
         self._runners: dict[str, AccountRunner] = {}
+        self._ending: set[str] = set()
         self._membership: Membership | None = None
         self._accounts: AccountsOf | None = None
         self._restores = asyncio.Semaphore(RESTORES_AT_ONCE)
@@ -340,6 +342,8 @@ class Host:
         shard = self._shards.get(partition)
         if shard is None or shard.log is None or partition not in self._loaded or entry.account_id in self._runners:
             return
+        if entry.account_id in self._ending:
+            return  # two runners of one account would number its events twice; placement comes when the old one is gone
         runner = AccountRunner(entry.account_id, shard, self._services)
         try:
             runner.start(shard.log, session_active=self._hot(entry))
@@ -348,10 +352,20 @@ class Host:
             return
         self._runners[entry.account_id] = runner
 
-    def _stop_account(self, account_id: str) -> None:
+    def _stop_account(self, account_id: str, phase: Phase = "stopped") -> None:
         runner = self._runners.pop(account_id, None)
         if runner is not None:
-            self._spawn(self._stop_runners([runner], 1.0), f"stop-{account_id}")
+            self._ending.add(account_id)
+            self._spawn(self._end_runner(runner, phase), f"stop-{account_id}")
+
+    async def _end_runner(self, runner: AccountRunner, phase: Phase) -> None:
+        try:
+            await self._stop_runners([runner], 1.0)
+            await runner.tell(phase)
+        except Exception:
+            log.exception("account %s: its runner ended badly", runner.account_id)
+        finally:
+            self._ending.discard(runner.account_id)
             self._place_wake.set()
 
     def _runner_died(self, runner: AccountRunner, reason: str) -> None:
@@ -387,7 +401,7 @@ class Host:
         by_id = {entry.account_id: (partition, entry) for partition, entry in ready}
         placement = place((self._placement_input(entry) for _, entry in ready), capacity)
         for account_id in placement.stop:
-            self._stop_account(account_id)
+            self._stop_account(account_id, "unserved")
         for account_id in placement.start:
             self._start_account(*by_id[account_id])
         if len(placement.unserved) != self._unserved:

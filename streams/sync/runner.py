@@ -59,6 +59,8 @@ STATUS_EVERY_S: Final = 900.0
 """An unchanged status is published again this often."""
 NOOP_EVERY_S: Final = 30.0
 """How often INBOX is asked where the server has no IDLE."""
+TELL_S: Final = 5.0
+"""Time to publish that an account has stopped."""
 STABLE_AFTER_S: Final = 60.0
 """A watching connection that lived this long forgives earlier failures."""
 
@@ -174,6 +176,20 @@ class AccountRunner:
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=3.0)
+
+    async def tell(self, phase: Phase) -> None:
+        """After `stop`: publish that nobody serves the account any more (and why), while the shard is still ours."""
+        if self.dead is not None or self._task is None or not self._task.done():
+            return
+        try:
+            async with asyncio.timeout(TELL_S):
+                shard_log = await self.shard.running()
+                state = self._load(shard_log)
+                self._enter(phase)
+                self._publish_status(state)
+                await state.commit()
+        except (TimeoutError, MailstreamsError) as error:
+            log.info("account %s: that it stopped could not be published: %s", self.account_id, error)
 
     def set_tier(self, tier: Tier, reason: TierReason) -> None:
         """Change shape in place; recorded and published with the next write of the account."""
