@@ -19,6 +19,7 @@ from typing import Final
 
 from streams.errors import CommandTimedOut, ConnectionLost, HostBusy, RetryLater
 
+_TIMER_LATE_S: Final = 0.005
 _MAX_IDLE_HOSTS: Final = 10_000
 # Codes of `ConnectionLost` and `CommandTimedOut` that tell of the host rather than of one session.
 _HOST_DOWN: Final = frozenset(
@@ -167,7 +168,8 @@ class HostGate:
                     entry.timer.cancel()
                 entry.timer = asyncio.get_running_loop().call_later(due - now, self._advance, entry)
                 return
-            entry.next_at = max(entry.next_at, now) + interval
+            # A turn that our own timer gave a little late does not push the ones behind it back.
+            entry.next_at = (entry.next_at if now - entry.next_at <= interval + _TIMER_LATE_S else now) + interval
             entry.in_progress += 1
             entry.waiters.popleft().set_result(None)
 

@@ -20,7 +20,6 @@ import httpx
 
 from streams.errors import AccessDenied, ConfigurationError, CredentialsRefused, ServiceUnavailable
 from streams.imap.credentials import OAuthToken, Secret
-from streams.imap.protocol.codes import clean_text
 
 _EARLY_S: Final = 300.0  # a token with less life left is refreshed before it is used
 _DEFAULT_LIFE_S: Final = 3600.0  # where the endpoint names none (RFC 6749 section 5.1 only recommends it)
@@ -29,6 +28,8 @@ _MAX_RETRY_AFTER_S: Final = 3600.0
 # RFC 6749 section 5.2; the second group is about our registration and not about the user.
 _REVOKED: Final = frozenset({"invalid_grant", "interaction_required", "consent_required", "login_required"})
 _CLIENT_REFUSED: Final = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type", "invalid_scope"})
+# The only words of an answer that are repeated: whatever else an endpoint says may hold anything.
+_NAMES: Final = _REVOKED | _CLIENT_REFUSED | {"invalid_request", "temporarily_unavailable", "server_error", "slow_down"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +233,9 @@ def _json_object(body: bytes) -> dict[str, Any] | None:
 def _refusal(
     status: int, answer: dict[str, Any] | None, retry_after: str | None
 ) -> CredentialsRefused | AccessDenied | ServiceUnavailable:
-    """Who must act. Of the answer only the error's name is shown: descriptions may hold anything."""
+    """Who must act."""
     name = answer.get("error") if answer is not None else None
-    error = clean_text(name, limit=40) if isinstance(name, str) else ""
+    error = name if isinstance(name, str) and name in _NAMES else ""
     if status in (400, 401, 403):
         if error in _REVOKED:
             return CredentialsRefused(f"the consent is gone: {error}; it has to be given anew", code="oauth_revoked")
