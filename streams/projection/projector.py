@@ -36,7 +36,7 @@ from streams.projection.batch import LogStartGone, Outcome, Position, Slice, Sou
 from streams.projection.migrations import migrate
 from streams.projection.reading import PROJECTED, Reader
 from streams.projection.tables import Tables, open_projection_pool
-from streams.projection.topic_ids import topic_ids
+from streams.projection.topic_ids import topic_facts
 from streams.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -240,10 +240,10 @@ class Projector:
         self._consumer = consumer
         try:
             await self._or_stop(consumer.start())
-            ids = await self._or_stop(topic_ids(consumer, [settings.topic(name) for name in PROJECTED]))
+            facts = await self._or_stop(topic_facts(consumer, [settings.topic(name) for name in PROJECTED]))
             consumer.subscribe([settings.topic(name) for name in PROJECTED], listener=_Listener(self))
             self._waiting = None
-            await self._loop(consumer, ids)
+            await self._loop(consumer, {name: found.topic_id for name, found in facts.items()})
         finally:
             self._lanes.clear()
             self._consumer = None

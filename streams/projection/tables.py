@@ -58,9 +58,10 @@ _SESSION: Final = {
 }
 
 
-async def open_projection_pool(dsn: str, size: int, *, schema: str = SCHEMA) -> Any:
-    """A pool whose unqualified names are those of `schema`."""
-    return await open_pool(dsn, size, settings={**_SESSION, "search_path": schema})
+async def open_projection_pool(dsn: str, size: int, *, schema: str = SCHEMA, durable: bool = True) -> Any:
+    """A pool whose unqualified names are those of `schema`. Without `durable` a crash may lose the last commits."""
+    commit = "on" if durable else "off"
+    return await open_pool(dsn, size, settings={**_SESSION, "search_path": schema, "synchronous_commit": commit})
 
 
 class Tables:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
 from uuid import UUID
@@ -111,8 +112,16 @@ class _MetadataRequest(Request[_MetadataRequestStruct]):  # type: ignore[misc]
         return request_struct_class([(_NIL, name, {}) for name in self._topics], False, False, {})
 
 
-async def topic_ids(consumer: Any, topics: Iterable[str]) -> dict[str, UUID]:
-    """Ids of these topics (full names), asked through a started aiokafka consumer.
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What makes a topic this one and no other, and its partitions."""
+
+    topic_id: UUID
+    partitions: frozenset[int]
+
+
+async def topic_facts(consumer: Any, topics: Iterable[str]) -> dict[str, TopicFacts]:
+    """Facts about these topics (full names), asked through a started aiokafka consumer.
 
     Raises `ConfigurationError` for a topic that does not exist, `ServiceUnavailable` when no broker answers.
     """
@@ -123,12 +132,12 @@ async def topic_ids(consumer: Any, topics: Iterable[str]) -> dict[str, UUID]:
             answer = await client.send(client.get_random_node(), _MetadataRequest(names))
     except (KafkaError, TimeoutError, OSError) as error:
         raise ServiceUnavailable(f"Kafka does not tell the ids of topics ({type(error).__name__})") from None
-    found: dict[str, UUID] = {}
-    for error_code, name, topic_id, *_ in answer.topics:
+    found: dict[str, TopicFacts] = {}
+    for error_code, name, topic_id, _, partitions, *_ in answer.topics:
         if error_code == _UNKNOWN_TOPIC:
             raise ConfigurationError(f"missing topic {name}; run `faust -A streams topics`")
         if error_code == 0:
-            found[name] = topic_id
+            found[name] = TopicFacts(topic_id, frozenset(partition for _, partition, *_ in partitions))
     if missing := set(names) - set(found):
         raise ServiceUnavailable(f"Kafka does not tell the ids of {', '.join(sorted(missing))} yet")
     return found
