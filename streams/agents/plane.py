@@ -19,7 +19,6 @@ from typing import Any, Final
 import faust
 from mode import Service
 
-from streams.agents import store
 from streams.agents.accounts import AccountEvents
 from streams.agents.announcements import Announcements
 from streams.agents.assignment import AssignmentKeeper
@@ -28,6 +27,7 @@ from streams.agents.intake import Inbound, Intake
 from streams.agents.membership import GroupProof
 from streams.agents.periodic import every
 from streams.agents.ports import Outgoing, ShardHost
+from streams.agents.store import store_url
 from streams.agents.tables import ROCKSDB_OPTIONS, AccountRow, Partitioned, Rows, UserRow
 from streams.agents.users import UserEvents
 from streams.contracts import topics
@@ -257,7 +257,7 @@ class ControlPlane(faust.Sensor):
             key_type=bytes,
             value_type=bytes,
             partitions=self.settings.PARTITIONS,
-            store=store.URL,
+            store=store_url(name),
             options=dict(ROCKSDB_OPTIONS),
             help=f"{name} of the control plane",
         )

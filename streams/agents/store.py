@@ -18,8 +18,7 @@ from typing import Any, Final
 from faust.stores import STORES
 from faust.stores.rocksdb import Store as RocksStore
 
-URL: Final = "mailstreams://"
-"""What tables name as their store."""
+SCHEME: Final = "mailstreams"
 
 OPENED_AT_ONCE: Final = 4
 """Threads that open or close; the work is waiting for the disk."""
@@ -29,7 +28,12 @@ LOCKED_FOR_S: Final = 10.0
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-STORES.aliases["mailstreams"] = "streams.agents.store:Store"
+STORES.aliases[SCHEME] = "streams.agents.store:Store"
+
+
+def store_url(table: str) -> str:
+    """What a table names as its store. Without a path the URL would count as empty, and Faust take its default."""
+    return f"{SCHEME}:{table}"
 
 
 class Store(RocksStore):

@@ -126,6 +126,18 @@ class TalkingObserver(NoopObserver):
         say("poison", topic=topic, reason=reason)
 
 
+async def watch_loop() -> None:
+    """Say once a second for how long the loop was held, at most."""
+    worst, last, said = 0.0, time.perf_counter(), time.perf_counter()
+    while True:
+        await asyncio.sleep(0.005)
+        now = time.perf_counter()
+        worst, last = max(worst, now - last - 0.005), now
+        if now - said >= 1.0:
+            say("loop", held_s=round(worst, 4))
+            worst, said = 0.0, now
+
+
 async def main() -> None:
     """Run until SIGTERM. SIGUSR1 breaks one agent from inside, to see it come back."""
     settings = load_settings()
@@ -144,6 +156,7 @@ async def main() -> None:
             actor.stream.channel.queue._errors.append(RuntimeError("broken on purpose"))
 
     loop.add_signal_handler(signal.SIGUSR1, break_agent)
+    watching = asyncio.create_task(watch_loop())
     await service.start()
     say("ready")
     while not stop.is_set():
@@ -152,6 +165,7 @@ async def main() -> None:
         except TimeoutError:
             await host.prove()
             say("health", alive=service.health().alive, problems=plane.problems())
+    watching.cancel()
     await service.stop(10.0)
     say("stopped")
 

@@ -17,6 +17,7 @@ import pytest
 from faust.assignor.partition_assignor import PartitionAssignor
 
 from streams.agents import attach
+from streams.agents.store import Store
 from streams.assembly import StreamsApp, changelog_topics, faust_settings
 from streams.contracts import topics
 from streams.contracts.keys import partition_for
@@ -152,3 +153,9 @@ def test_s6_a_rebalance_without_a_change_moves_nothing(group: Group) -> None:
         group.join(f"m{number}")
     before = group.owned()
     assert group.owned() == before
+
+
+def test_tables_use_our_store(group: Group) -> None:
+    group.app.finalize()
+    assert {type(table.data) for table in group.app.tables.values()} == {Store}
+    assert {table.data.basename.name for table in group.app.tables.values()} == {"accounts", "users"}
