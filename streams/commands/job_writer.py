@@ -294,6 +294,7 @@ class JobWriter:
         producer, self._producer = self._producer, None
         if producer is not None:
             await close_within(producer.stop(), CLOSE_LIMIT_S)
+            _see_waiters(producer)
 
 
 class _Batches:
@@ -346,3 +347,12 @@ class _Batches:
 def _seen(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+def _see_waiters(producer: AIOKafkaProducer) -> None:
+    """Look at what aiokafka leaves behind in a fenced producer; else asyncio logs an error for each batch."""
+    waiters = [producer._txn_manager._transaction_waiter]
+    waiters += [batch._drain_waiter for batches in producer._message_accumulator._batches.values() for batch in batches]
+    for waiter in waiters:
+        if waiter.done():
+            _seen(waiter)
