@@ -7,19 +7,25 @@ can do it for every subcommand; what needs either is made when the worker starts
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import faust
 
 from streams.agents import attach as attach_control_plane
+from streams.commands.export.handler import Exporter
+from streams.commands.handlers import Handlers, load_handlers
+from streams.commands.service import JobService
 from streams.directory.accounts import AccountStore
 from streams.directory.postgres import open_pool
 from streams.directory.sources import CredentialSources
 from streams.imap.hosts import HostGate, HostPolicy
+from streams.imap.session import ImapSession
 from streams.imap.tls import client_tls_context
 from streams.observer import RuntimeObserver
 from streams.projection.migrations import migrate
@@ -34,7 +40,7 @@ from streams.runtime.probes import Probe
 from streams.runtime.services import Check, Health, Service, Stage
 from streams.runtime.topics import topics_check
 from streams.settings import Settings
-from streams.sync.connections import Connector
+from streams.sync.connections import AccountLink, Connector
 from streams.sync.hosting import Host
 
 
@@ -164,22 +170,58 @@ def create_app(
     parts.before += [lambda: check_data_directory(settings), directory.check]
     parts.checks.append(Check("PostgreSQL", lambda: _migrated(settings)))
 
-    connector = Connector(
-        settings,
-        directory.store,
-        directory.sources,
-        HostGate(HostPolicy(logins_per_s=settings.HOST_LOGINS_PER_S)),
-        client_tls_context(settings.IMAP_CA_FILE),
-        parts.observer,
-    )
+    connector = _connector(settings, directory, parts.observer)
     host = Host(settings, connector, parts.observer, worker=settings.WORKER_NAME)
     parts.owning.append(host)
     plane = attach_control_plane(app, settings=settings, host=host, store=directory.store, observer=parts.observer)
     parts.control.append(FaustService(app, parts.observer, problems=plane.problems))
     if settings.PROJECTION == "worker":
         parts.beside.append(ProjectorService(settings, parts.observer))
+    parts.tasks.append(JobService(settings, job_handlers(settings, connector), parts.observer))
     parts.beside.extend(attach)
     return app
+
+
+def _connector(settings: Settings, directory: Directory, observer: RuntimeObserver) -> Connector:
+    return Connector(
+        settings,
+        directory.store,
+        directory.sources,
+        HostGate(HostPolicy(logins_per_s=settings.HOST_LOGINS_PER_S)),
+        client_tls_context(settings.IMAP_CA_FILE),
+        observer,
+    )
+
+
+class JobSessions:
+    """IMAP sessions for jobs, through the same gate and limits as those of the runners of this process."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+
+    @asynccontextmanager
+    async def open(self, account_id: str) -> AsyncIterator[ImapSession]:
+        """A session for the block, logged in. Raises `AccountError` (`not_live` among them) or `RetryLater`."""
+        link = AccountLink(account_id)
+        session = await self._connector.open(link)
+        assert link.connection is not None
+        host, reason = link.connection.host.lower(), "failed"
+        try:
+            yield session
+            reason = "done"
+        except (asyncio.CancelledError, GeneratorExit):
+            reason = "cancelled"
+            raise
+        finally:
+            await self._connector.close(host, session, reason=reason)
+
+
+def job_handlers(settings: Settings, connector: Connector) -> Handlers:
+    """Handlers of `sync.jobs`: the product's own and those that WORKER_HANDLERS names. Raises `ConfigurationError`."""
+    exporter = Exporter(JobSessions(connector), settings.EXPORT_DIR, max_message_bytes=settings.IMAP_MAX_LITERAL_BYTES)
+    handlers = exporter.handlers()
+    handlers.include(load_handlers(settings.WORKER_HANDLERS))
+    return handlers
 
 
 async def _migrated(settings: Settings) -> None:
@@ -280,6 +322,32 @@ def run_worker(app: StreamsApp, *, log_level: str | None = None, log_file: str |
         log_level=log_level,
         log_file=log_file,
         before=before,
+    )
+
+
+def run_job(settings: Settings, *, log_level: str | None = None, log_file: str | None = None) -> int:
+    """Run the one-shot process that takes jobs to its end (row W8); returns the exit code.
+
+    It needs Kafka to begin; the directory is asked when a job needs it. Raises `ConfigurationError`.
+    """
+    settings = settings.model_copy(update={"WORKER_MODE": "job"})
+    prometheus = PrometheusObserver()
+    directory = Directory(settings)
+    handlers = job_handlers(settings, _connector(settings, directory, prometheus))
+    first = Stage([directory])
+    tasks = Stage([JobService(settings, handlers, prometheus, job_mode=True)], uses_grace=True)
+    return launch(
+        settings,
+        stages=[first, tasks],
+        stop_order=[tasks, first],
+        checks=[kafka_check(settings), topics_check(settings, [])],
+        hooks=Hooks(),
+        observer=prometheus,
+        exposition=prometheus.exposition,
+        connect_timeout_s=settings.WORKER_JOB_CONNECT_TIMEOUT_S,
+        log_level=log_level,
+        log_file=log_file,
+        before=directory.check,
     )
 
 

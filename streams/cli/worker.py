@@ -15,18 +15,23 @@ from streams.cli.entry import CommandLineApp
 from streams.cli.frame import EXIT_CONFIGURATION, fail
 from streams.errors import ConfigurationError
 from streams.runtime.process import configuration_line
+from streams.settings import load_settings
 
 
 class worker(FaustWorkerCommand):  # noqa: N801 - the class's name is the command's
     """Start a worker: it takes its share of the partitions and runs their accounts."""
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        from streams.assembly import run_worker
+        from streams.assembly import run_job, run_worker
 
         app: Any = self.app
         assert isinstance(app, CommandLineApp)
         try:
-            code = run_worker(app.real, log_level=self.state.loglevel, log_file=self.state.logfile)
+            settings = load_settings()
+            if settings.WORKER_MODE == "job":
+                code = run_job(settings, log_level=self.state.loglevel, log_file=self.state.logfile)
+            else:
+                code = run_worker(app.real, log_level=self.state.loglevel, log_file=self.state.logfile)
         except ConfigurationError as error:
             fail(configuration_line(error), EXIT_CONFIGURATION)
         sys.exit(code)
