@@ -29,6 +29,7 @@ from streams.imap.protocol.framing import Framer
 from streams.imap.protocol.parser import parse
 from streams.imap.protocol.responses import (
     Continuation,
+    Fetched,
     Malformed,
     Response,
     Tagged,
@@ -219,6 +220,9 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
         return bool(plain)
 
     def _dispatch(self, response: Response) -> None:
+        if isinstance(response, Fetched) and self._in_flight:  # nearly all there is
+            self._offer(response)
+            return
         if not self.greeting.done():
             self._take_greeting(response)
             return
@@ -237,6 +241,10 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
             self.observer.response_ignored("unknown", response.label)
         elif isinstance(response, Malformed):
             self.observer.response_ignored("malformed", response.kind)
+        self._offer(response)
+
+    def _offer(self, response: Response) -> None:
+        """To the commands in flight, oldest first; what none of them takes came unasked."""
         for exchange in self._in_flight.values():
             if exchange.on_untagged is not None and exchange.on_untagged(response):
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from operator import attrgetter
 from typing import Final
 
 from pyroaring import BitMap
@@ -76,7 +77,9 @@ class FetchStream:
         self._changes = changes
         self._asked = AskedUids(uids)
         names = [item.upper() for item in items]
-        self._fields = tuple(_FIELDS[name] for name in names if name in _FIELDS)
+        fields = [_FIELDS[name] for name in names if name in _FIELDS]
+        # With one field attrgetter gives the value itself; "uid" makes it two and is never None.
+        self._told = attrgetter("uid", *fields) if fields else None
         self._sections = tuple(_section_of(name) for name in names if b"[" in name or name == b"RFC822.HEADER")
         self._chunk = chunk
         self._earlier = earlier
@@ -168,9 +171,10 @@ class FetchStream:
         if known is not None:
             self._ready[uid] = merge(known, message)
             return
-        known = self._partial.pop(uid, None)
-        if known is not None:
-            message = merge(known, message)
+        if self._partial:
+            known = self._partial.pop(uid, None)
+            if known is not None:
+                message = merge(known, message)
         if self._complete(message):
             self._ready[uid] = message
             self._bytes += _weight(message)
@@ -182,14 +186,14 @@ class FetchStream:
             self._bytes += _weight(self._ready[oldest])
 
     def _complete(self, message: FetchedMessage) -> bool:
-        for field in self._fields:
-            if getattr(message, field) is None:
-                return False
+        if self._told is not None and None in self._told(message):
+            return False
         return not self._sections or all(map(message.sections.__contains__, self._sections))
 
 
 def _weight(message: FetchedMessage) -> int:
-    return sum(map(len, message.sections.values()))
+    sections = message.sections
+    return sum(map(len, sections.values())) if sections else 0
 
 
 def _section_of(name: bytes) -> bytes:

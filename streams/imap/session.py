@@ -465,21 +465,27 @@ class ImapSession:
             self._selected = None
             collector = SelectCollector(wire_name, self._limits.max_unasked_fetches)
             try:
-                tagged = await self._run(
+                # The tagged line pauses the stream: what follows it tells of the mailbox that is open by then, and must
+                # not be taken until what was collected about the one before has been dropped.
+                tagged = await self._protocol.execute(
                     Command("EXAMINE", parts),
-                    collector.take,
-                    during=During.MAILBOX,
-                    timeout_s=self._limits.fetch_timeout_s if qresync is not None else None,
+                    on_untagged=collector.take,
+                    timeout_s=self._limits.fetch_timeout_s if qresync is not None else self._limits.command_timeout_s,
+                    pauses=True,
                 )
-            except MailboxError:
-                if self.alive:
-                    self._protocol.state = "AUTH"  # RFC 3501 section 6.3.1: a failed SELECT leaves none selected
-                raise
-            self._protocol.state = "SELECTED"
-            self._selected = wire_name
-            answer = collector.answer(tagged, modseqs=self.has("CONDSTORE") or self.has("QRESYNC"))
-            self._changes.select(answer.exists)
-            return answer
+                try:
+                    self._accept(tagged, During.MAILBOX)
+                except MailboxError:
+                    if self.alive:
+                        self._protocol.state = "AUTH"  # RFC 3501 section 6.3.1: a failed SELECT leaves none selected
+                    raise
+                self._protocol.state = "SELECTED"
+                answer = collector.answer(tagged, modseqs=self.has("CONDSTORE") or self.has("QRESYNC"))
+                self._changes.select(answer.exists)
+                self._selected = wire_name
+                return answer
+            finally:
+                self._protocol.unhalt()
 
     async def unselect(self) -> None:
         """Leave the mailbox where the server has UNSELECT (RFC 3691); a read-only CLOSE expunges nothing either."""

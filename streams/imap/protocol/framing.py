@@ -19,6 +19,8 @@ from streams.imap.errors import LineTooLong, LiteralTooLong, ResponseTooLong
 _LITERAL_TAIL = re.compile(rb"~?\{(\d{1,19})\+?\}\Z")
 _LITERAL_TAIL_BYTES = 24  # "~{" + 19 digits + "+}" and the byte before
 _MAY_PRECEDE_LITERAL = b" (]>"  # "]" and ">": servers that leave out the blank after BODY[...]
+_SMALL_BYTES = 8192  # below it two copies cost less than a view
+_FETCH = re.compile(rb"\* \d{1,10} FETCH ")
 _KIND = re.compile(rb"\* *(?:\d+ +)?([A-Za-z][A-Za-z0-9.-]*)")
 
 # Text follows these, so nothing in them is a literal (RFC 3501 section 7.1; case P6).
@@ -140,8 +142,12 @@ class Framer:
                     self._need = end + 2 + size
                     continue
             start = self._start
-            with memoryview(buffer) as view:
-                raw = Raw(bytes(view[start:end]), tuple(self._literals) if self._literals else ())
+            if end - start <= _SMALL_BYTES:
+                data = bytes(buffer[start:end])
+            else:
+                with memoryview(buffer) as view:
+                    data = bytes(view[start:end])
+            raw = Raw(data, tuple(self._literals) if self._literals else ())
             self._begin(end + 2)
             return raw
 
@@ -168,15 +174,17 @@ class Framer:
         before = tail.start()
         if before > segment and buffer[before - 1] not in _MAY_PRECEDE_LITERAL:
             return None
-        if not self._literals:
+        if self._literals:
+            kind = b""
+        elif _FETCH.match(buffer, self._start, end) is not None:
+            kind = b"FETCH"
+        else:
             kind_match = _KIND.match(buffer, self._start, end)
             if kind_match is None:
                 return None
             kind = kind_match[1].upper()
             if kind in _TEXT_KINDS:
                 return None
-        else:
-            kind = b""
         if kind == b"FETCH" or not kind:
             # The common shape, without looking at every byte: an even number of quotes and none escaped.
             if not buffer.count(b'"', segment, end) & 1 and buffer.find(b'\\"', segment, end) < 0:

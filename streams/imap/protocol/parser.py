@@ -48,6 +48,7 @@ _KIND = re.compile(rb"\* *(?:(\d{1,10}) +)?([A-Za-z][A-Za-z0-9.-]*) *")
 _CODE = re.compile(
     rb"\[([A-Za-z0-9][^\s\]\[]*)(?: +(\((?:[^()\"]|\"(?:[^\"\\]|\\.)*+\"|\([^()]*+\))*+\)|[^\]]*))?\s*\] ?"
 )
+_FETCH = re.compile(rb"\* \d{1,10} FETCH \(")
 _NUMBERS = re.compile(rb"[ \d]*+(?:\(MODSEQ (\d{1,19})\) *)?\Z", re.IGNORECASE)
 _UID_SET = re.compile(rb"\d{1,10}(?::\d{1,10})?(?:,\d{1,10}(?::\d{1,10})?)*\Z")
 _LABEL = re.compile(rb"[A-Za-z0-9._\[-]{1,24}")
@@ -114,6 +115,11 @@ def parse(raw: Raw) -> Response:
     data = raw.data
     first = data[:1]
     if first == b"*":
+        if _FETCH.match(data) is not None:  # nearly all there is to parse
+            try:
+                return Fetched(*parse_fetch(raw))
+            except (TokenError, ValueError) as error:
+                return Malformed("FETCH", str(error)[:120])
         return _parse_untagged(raw)
     if first == b"+":
         return Continuation(data[1:].strip())
