@@ -15,6 +15,8 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
+FUZZ_SECONDS ?= 60
+
 .PHONY: help venv check schemas test unit bench demo storm storm-selftest soak fuzz stack dovecot clean
 
 help: ## this list
@@ -66,7 +68,9 @@ storm-selftest: $(STAMP) dovecot ## proof that the checker of `storm` finds what
 soak: $(STAMP) dovecot ## the worker for long, with memory and sockets watched
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
-fuzz: $(STAMP) ## property tests of parsers with many more examples
+fuzz: $(STAMP) ## coverage-guided fuzzing of parsers (FUZZ_SECONDS=60), and their property tests with many more examples
+	$(BIN)/python -m pip install --quiet atheris
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 	MAILSTREAMS_HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/unit -k "fuzz or property" --timeout 3600 $(PYTEST_ARGS)
 
 clean: ## remove the environment and every cache of this tree (not the downloaded jars)

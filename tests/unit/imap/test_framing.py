@@ -16,7 +16,7 @@ from tests.unit.imap.strategies import Spoken, framed, soup, splits, spoken
 
 
 @given(st.data(), st.lists(spoken, max_size=6))
-def test_case_40_any_split_gives_the_same_responses(data: st.DataObject, said: list[Spoken]) -> None:
+def test_case_40_property_any_split_gives_the_same_responses(data: st.DataObject, said: list[Spoken]) -> None:
     stream = b"".join(response.wire for response in said)
     whole = framed([stream])
     assert len(whole) == len(said)
@@ -40,14 +40,14 @@ def _outcome(pieces: list[bytes]) -> list[Raw | type[BaseException]]:
 
 
 @given(st.data(), soup)
-def test_case_40_any_split_of_nonsense_gives_the_same_nonsense(data: st.DataObject, stream: bytes) -> None:
+def test_case_40_property_any_split_of_nonsense_gives_the_same_nonsense(data: st.DataObject, stream: bytes) -> None:
     whole = _outcome([stream])
     assert _outcome(data.draw(splits(stream))) == whole
     assert _outcome([stream[at : at + 1] for at in range(len(stream))]) == whole
 
 
 @given(soup)
-def test_no_bytes_make_the_parser_raise(stream: bytes) -> None:
+def test_property_no_bytes_make_the_parser_raise(stream: bytes) -> None:
     for raw in _outcome([stream + b"\r\n"]):
         if isinstance(raw, Raw):
             parse(raw)

@@ -58,14 +58,14 @@ def listed(wire: bytes) -> ListedMailbox:
 
 
 @given(fetches())
-def test_the_short_cut_and_the_tokens_agree(said: Spoken) -> None:
+def test_property_the_short_cut_and_the_tokens_agree(said: Spoken) -> None:
     (raw,) = framed([said.wire])
     assert Fetched(*parse_fetch(raw)) == said.value
     assert Fetched(*parse_by_tokens(raw)) == said.value
 
 
 @given(fetches())
-def test_imapclient_reads_the_same(said: Spoken) -> None:
+def test_property_imapclient_reads_the_same(said: Spoken) -> None:
     assert isinstance(said.value, Fetched)
     ours = said.value.message
     assert ours is not None
