@@ -54,7 +54,8 @@ class LocalStack:
         """`directory` keeps the data for another start; without it a temporary one is made and removed.
 
         `usual_ports` prefers 9092, 5432, 10143 and 10993. `given` holds the settings of the product: with
-        KAFKA_BOOTSTRAP_SERVERS or POSTGRES_DSN in it, that service is taken as it is.
+        KAFKA_BOOTSTRAP_SERVERS or POSTGRES_DSN in it, that service is taken as it is. The mail server is Dovecot where
+        it is installed, unless MAILSTREAMS_MAIL_SERVER is `pymap`.
         """
         self._temporary = directory is None
         self.directory = directory or _temporary_directory()
@@ -70,17 +71,17 @@ class LocalStack:
             if given.get("POSTGRES_DSN")
             else Postgres(self.directory / "postgres", progress=progress, port=ports["postgres"])
         )
-        self.mail: MailServer = (
-            Dovecot(
+        self.mail: MailServer
+        if Dovecot.version() and given.get("MAILSTREAMS_MAIL_SERVER") != "pymap":
+            self.mail = Dovecot(
                 self.directory / "dovecot",
                 progress=progress,
                 options=dovecot,
                 port=ports["imap"],
                 tls_port=ports["imaps"],
             )
-            if Dovecot.version()
-            else PymapServer(self.directory / "pymap", progress=progress, port=ports["imap"])
-        )
+        else:
+            self.mail = PymapServer(self.directory / "pymap", progress=progress, port=ports["imap"])
 
     @property
     def services(self) -> list[Service]:
@@ -102,10 +103,13 @@ class LocalStack:
             raise
 
     async def stop(self) -> None:
-        """Stop everything that runs, all at once."""
-        await asyncio.gather(*(service.stop() for service in self.services), return_exceptions=True)
+        """Stop everything that runs, all at once. Raises `ServiceFailed` when something does not end."""
+        ends = await asyncio.gather(*(service.stop() for service in self.services), return_exceptions=True)
         if self._temporary:
             await asyncio.to_thread(shutil.rmtree, self.directory, True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     def environment(self) -> dict[str, str]:
         """The settings under which the product uses this stack."""
