@@ -30,6 +30,7 @@ from streams.imap.oauth import OAuthProvider, TokenSource
 from streams.settings import Settings
 
 _HTTP_CONNECTIONS: Final = 20
+_SAVE_ATTEMPTS: Final = 5
 
 
 class CredentialSources:
@@ -122,16 +123,23 @@ class _AccountSource:
         except UnknownAccount:
             raise CredentialsRefused("the account does not exist any more", code="unknown_account") from None
 
-    async def save(self, tokens: StoredOAuth2) -> None:
-        """Store rotated tokens in place of the ones we know. Raises `ServiceUnavailable`."""
+    async def save(self, token: Secret) -> None:
+        """Store a refresh token in place of the one we know. Raises `ServiceUnavailable`."""
         if self._connection.auth == "secret_ref":
             return  # a mounted secret is not ours to write; its owner rotates it
         account_id = self._connection.account_id
-        sealed = self._shared._box.seal(account_id, tokens)
-        if await self._shared._store.store_sealed(account_id, sealed, replacing=self._connection.sealed):
-            self._connection = replace(self._connection, sealed=sealed)
-        else:
-            await self.read_again()  # newer ones are stored: the next refresh begins with those
+        known = await self.stored()
+        for _ in range(_SAVE_ATTEMPTS):
+            before = await self.stored()
+            if not _same_token(before, known):
+                return  # somebody stored other credentials meanwhile: the next refresh begins with those
+            assert isinstance(before, StoredOAuth2)
+            sealed = self._shared._box.seal(account_id, StoredOAuth2(before.provider, token))
+            if await self._shared._store.store_sealed(account_id, sealed, replacing=self._connection.sealed):
+                self._connection = replace(self._connection, sealed=sealed)
+                return
+            await self.read_again()  # perhaps only the key was rotated
+        raise ServiceUnavailable("the rotated token could not be stored", code="oauth_store")
 
 
 class _RefreshToken:
@@ -146,6 +154,13 @@ class _RefreshToken:
         return stored.refresh_token if isinstance(stored, StoredOAuth2) else None
 
     async def save(self, token: Secret) -> None:
-        stored = await self._account.stored()
-        if isinstance(stored, StoredOAuth2):
-            await self._account.save(replace(stored, refresh_token=token, access_token=None, expires_at=None))
+        await self._account.save(token)
+
+
+def _same_token(one: StoredCredential, other: StoredCredential) -> bool:
+    return (
+        isinstance(one, StoredOAuth2)
+        and isinstance(other, StoredOAuth2)
+        and one.provider == other.provider
+        and one.refresh_token.reveal() == other.refresh_token.reveal()
+    )
