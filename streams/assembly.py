@@ -20,7 +20,9 @@ import faust
 from streams.agents import attach as attach_control_plane
 from streams.commands.export.handler import Exporter
 from streams.commands.handlers import Handlers, load_handlers
+from streams.commands.job_group import job_group
 from streams.commands.service import JobService
+from streams.contracts.topics import JOBS
 from streams.directory.accounts import AccountStore
 from streams.directory.postgres import open_pool
 from streams.directory.sources import CredentialSources
@@ -31,6 +33,7 @@ from streams.observer import RuntimeObserver
 from streams.projection.migrations import migrate
 from streams.projection.projector import Projector
 from streams.runtime.checks import check_data_directory, kafka_check
+from streams.runtime.extensions import Extension, extend
 from streams.runtime.faust_service import FaustService
 from streams.runtime.hooks import Hooks
 from streams.runtime.later import Later
@@ -144,7 +147,13 @@ class ProjectorService:
         if not self._projector.is_set:
             return Health(ready=False, reason="not started")
         found = self._projector.value.health()
-        detail = {"lanes": found.lanes, "ready": found.ready, "failed": found.failed, "waiting": found.waiting}
+        detail = {
+            "lanes": found.lanes,
+            "lanes_ready": found.ready,
+            "lanes_failed": len(found.failed),
+            "failures": sorted(set(found.failed.values()))[:3],
+            "waiting": found.waiting,
+        }
         if not found.running:
             return Health(alive=False, ready=False, reason="the projector has ended", detail=detail)
         return Health(detail=detail)
@@ -238,7 +247,8 @@ def faust_settings(settings: Settings) -> dict[str, Any]:
         "broker_client_id": f"{settings.KAFKA_GROUP}-{settings.WORKER_NAME}",
         # Silent peers are replaced after this long; Faust's default is 60 s.
         "broker_session_timeout": settings.KAFKA_SESSION_TIMEOUT_S,
-        "broker_heartbeat_interval": settings.KAFKA_SESSION_TIMEOUT_S / 5,
+        # Members learn of a rebalance by a heartbeat's answer: this is how long the quickest of them may be held up.
+        "broker_heartbeat_interval": min(0.5, settings.KAFKA_SESSION_TIMEOUT_S / 5),
         # Members must rejoin within this; nothing of ours holds up a rebalance.
         "broker_rebalance_timeout": max(30.0, settings.KAFKA_SESSION_TIMEOUT_S),
         "broker_request_timeout": max(40.0, settings.KAFKA_SESSION_TIMEOUT_S + 5),
@@ -301,8 +311,10 @@ def run_worker(app: StreamsApp, *, log_level: str | None = None, log_file: str |
     """
     parts = app.parts
     settings = parts.settings
+    extension = Extension(settings, parts.observer, parts.hooks, parts.probes, parts.beside)
 
     def before() -> None:
+        extend(extension, settings.WORKER_EXTENSIONS)
         for check in parts.before:
             check()
 
@@ -334,20 +346,27 @@ def run_job(settings: Settings, *, log_level: str | None = None, log_file: str |
     prometheus = PrometheusObserver()
     directory = Directory(settings)
     handlers = job_handlers(settings, _connector(settings, directory, prometheus))
-    first = Stage([directory])
+    extension = Extension(settings, prometheus)
+
+    def before() -> None:
+        extend(extension, settings.WORKER_EXTENSIONS)
+        directory.check()
+
+    first, beside = Stage([directory]), Stage(extension.services)
     tasks = Stage([JobService(settings, handlers, prometheus, job_mode=True)], uses_grace=True)
     return launch(
         settings,
-        stages=[first, tasks],
-        stop_order=[tasks, first],
+        stages=[first, beside, tasks],
+        stop_order=[tasks, beside, first],
         checks=[kafka_check(settings), topics_check(settings, [])],
-        hooks=Hooks(),
+        hooks=extension.hooks,
+        custom_probes=extension.probes,
         observer=prometheus,
         exposition=prometheus.exposition,
         connect_timeout_s=settings.WORKER_JOB_CONNECT_TIMEOUT_S,
         log_level=log_level,
         log_file=log_file,
-        before=directory.check,
+        before=before,
     )
 
 
@@ -359,4 +378,5 @@ def changelog_topics(app: StreamsApp) -> list[str]:
 def consumer_groups(app: StreamsApp) -> dict[str, list[str]]:
     """Consumer groups that follow topics from their committed offsets, with the full names of those topics."""
     topics = {str(name) for agent in app.agents.values() for name in agent.channel.topics}
-    return {str(app.conf.id): sorted(topics)} if topics else {}
+    settings = app.parts.settings
+    return {str(app.conf.id): sorted(topics), job_group(settings): [settings.topic(JOBS)]}

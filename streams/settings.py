@@ -150,6 +150,10 @@ class Settings(BaseSettings):
     WORKER_HANDLERS: CommaList = Field(
         default_factory=list, description="Modules with handlers of one's own for jobs, as `package.module:attribute`."
     )
+    WORKER_EXTENSIONS: CommaList = Field(
+        default_factory=list,
+        description="Functions of one's own, as `package.module:function`, that add hooks, probes and services.",
+    )
     WORKER_TASK_TIMEOUT_S: Positive = Field(900.0, description="Longest a command may take per attempt.")
     WORKER_TASK_OVERRUN_GRACE_S: Positive = Field(
         30.0, description="Overrun after which a task is reported by the probes."

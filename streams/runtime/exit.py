@@ -10,12 +10,13 @@ import os
 import sys
 import threading
 import time
-import traceback
 from typing import Final
 
 import structlog
 
 log = structlog.get_logger(__name__)
+
+_POOL: Final = "concurrent/futures/thread.py"
 
 EXIT_BLOCKED: Final = 1
 """What a process exits with that had to be ended (row W7)."""
@@ -38,17 +39,35 @@ async def cancel_leftovers(limit_s: float) -> bool:
     return not stuck
 
 
-def stuck_threads() -> list[tuple[threading.Thread, str]]:
-    """Threads that keep the interpreter from ending, each with the line it is at."""
+def busy_threads() -> list[tuple[threading.Thread, str]]:
+    """Threads that keep the interpreter from ending, each with the line it is at.
+
+    Idle threads of pools are not among them: they end with the interpreter.
+    """
     frames = sys._current_frames()
     found = []
     for thread in threading.enumerate():
         if thread is threading.main_thread() or thread.daemon or thread.ident is None:
             continue
         frame = frames.get(thread.ident)
-        summary = traceback.extract_stack(frame, limit=1) if frame is not None else []
-        found.append((thread, f"{summary[-1].filename}:{summary[-1].lineno}" if summary else "unknown"))
+        if frame is None:
+            found.append((thread, "unknown"))
+        elif not (frame.f_code.co_filename.endswith(_POOL) and frame.f_code.co_name == "_worker"):
+            # The innermost frame that is not in C: where it hangs.
+            found.append((thread, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
     return found
+
+
+def settle_threads(limit_s: float) -> bool:
+    """Wait until no thread holds up the end. Returns False, having named them, when some do."""
+    ends_at = time.monotonic() + limit_s
+    while busy := busy_threads():
+        if time.monotonic() >= ends_at:
+            for thread, place in busy:
+                log.error("a thread does not end", thread=thread.name, at=place)
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class ExitGuard:
@@ -65,7 +84,7 @@ class ExitGuard:
     @staticmethod
     def _guard(limit_s: float) -> None:
         time.sleep(limit_s)
-        for thread, place in stuck_threads():
+        for thread, place in busy_threads():
             log.error("a thread does not end", thread=thread.name, at=place)
         ExitGuard.now(EXIT_BLOCKED)
 

@@ -11,11 +11,11 @@ import structlog
 
 from streams.observer import RuntimeObserver
 from streams.runtime import probes
-from streams.runtime.exit import ExitGuard
+from streams.runtime.exit import ExitGuard, settle_threads
 from streams.runtime.hooks import Hooks
 from streams.runtime.logs import configure_logs
 from streams.runtime.loop_watch import LoopWatch
-from streams.runtime.process import Process
+from streams.runtime.process import EXIT_FAILURE, Process
 from streams.runtime.services import Check, Stage
 from streams.runtime.shutdown import Shutdown
 from streams.settings import Settings
@@ -75,12 +75,15 @@ def launch(
     process.at_beginning(watch.start)
     process.at_beginning(server.attach)
     process.at_end(watch.stop)
-    try:
-        code = process.run()
-    finally:
-        ExitGuard.arm(ExitGuard.LIMIT_S / 2)
-        server.stop()
+    code = process.run()
+    server.stop()
+    if not settle_threads(ExitGuard.LIMIT_S / 2):
+        code = max(code, EXIT_FAILURE)
     log.info("ended", exit_code=code)
+    if code == EXIT_FAILURE:
+        # Something still runs or is broken: the interpreter's own way out would wait for it.
+        ExitGuard.now(code)
+    ExitGuard.arm(ExitGuard.LIMIT_S / 2)
     return code
 
 

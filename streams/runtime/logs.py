@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,10 +95,23 @@ def configure_logs(
     root.addHandler(handler)
     root.setLevel(threshold)
     logging.captureWarnings(True)
+    threading.excepthook = _thread_failed
+    sys.unraisablehook = _unraisable
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(threshold if threshold < logging.INFO else max(threshold, logging.WARNING))
     for name in PINNED:
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    name = failure.thread.name if failure.thread is not None else "unknown"
+    structlog.get_logger(__name__).error("a thread has failed", thread=name, exc_info=failure.exc_value)
+
+
+def _unraisable(failure: sys.UnraisableHookArgs) -> None:
+    structlog.get_logger(__name__).error(
+        "an error that nobody could catch", where=repr(failure.object), exc_info=failure.exc_value
+    )
 
 
 @contextmanager

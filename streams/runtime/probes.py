@@ -25,7 +25,8 @@ log = structlog.get_logger(__name__)
 STANDING_STILL_S: Final = 15.0
 """The main loop not turning for this long is a dead process; shorter stalls are for the metrics."""
 START_LIMIT_S: Final = 5.0
-"""Time in which the server's thread must be up, and later down."""
+"""Time in which the server's thread must be up."""
+STOP_LIMIT_S: Final = 0.5
 
 Probe = Callable[[], Awaitable[bool | str | None]]
 """A custom probe: True or None is good, False or a text (the reason) is bad. It may raise."""
@@ -103,11 +104,14 @@ class ProbeServer:
         """Stop answering."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(START_LIMIT_S)
+            self._thread.join(STOP_LIMIT_S)
 
     def _serve(self, up: threading.Event) -> None:
         loop = self._loop = asyncio.new_event_loop()
-        runner = web.AppRunner(self._application(), access_log=None, handle_signals=False)
+        # Whoever keeps a connection open must not hold up the exit.
+        runner = web.AppRunner(
+            self._application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_LIMIT_S / 2
+        )
         try:
             loop.run_until_complete(runner.setup())
             loop.run_until_complete(web.SockSite(runner, self._listener).start())

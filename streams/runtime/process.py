@@ -101,14 +101,14 @@ class Process:
         pool = ContextThreadPool(BLOCKING_THREADS, thread_name_prefix="blocking")
         loop.set_default_executor(pool)
         self._shutdown.bind(loop)
-        try:
-            code = loop.run_until_complete(self._main())
-            if not loop.run_until_complete(cancel_leftovers(ExitGuard.LIMIT_S / 2)):
-                code = max(code, EXIT_FAILURE)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        code = loop.run_until_complete(self._main())
+        if not loop.run_until_complete(cancel_leftovers(ExitGuard.LIMIT_S / 2)):
+            code = max(code, EXIT_FAILURE)
+        pool.shutdown(wait=False, cancel_futures=True)
+        asyncio.set_event_loop(None)
+        if code != EXIT_FAILURE:
+            # Otherwise something may still be running that calls back into the loop, out of a thread.
             loop.run_until_complete(loop.shutdown_asyncgens())
-            asyncio.set_event_loop(None)
             loop.close()
         return code
 
