@@ -1,0 +1,195 @@
+"""Whatever a server's mail does, and whatever fails meanwhile: the folded log is the server, gapless, nothing said twice.
+
+Random sequences of changes, passes, windows of history, crashes, lost connections (at any byte of any answer) and lost producers
+(before or after the commit), for each kind of server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.engine import Engine, letter
+from tests.fixtures.memory_log import Verdict
+from tests.scripted_imap.bending import Action, Drop
+from tests.scripted_imap.model import Account, Mailbox
+from tests.scripted_imap.server import BARE, BASE, CONDSTORE, FULL, QRESYNC, ImapServer, Profile
+
+ESEARCH_ONLY = BASE | {"ESEARCH"}
+KINDS = {
+    "objectid": Profile(FULL),
+    "qresync": Profile(QRESYNC),
+    "condstore": Profile(CONDSTORE),
+    "esearch": Profile(ESEARCH_ONLY),
+    "bare": Profile(BARE),
+    "bare_without_uidnext": Profile(BARE, tell_uidnext=False),
+    "condstore_without_modseq": Profile(CONDSTORE, tell_highestmodseq=False),
+}
+FLAGS = ("\\Seen", "\\Flagged", "\\Deleted", "kw", "Other")
+
+number = st.integers(0, 1000)
+changes = st.one_of(
+    st.tuples(st.just("deliver"), number, st.integers(1, 5), st.sets(st.sampled_from(FLAGS))),
+    st.tuples(st.just("flags"), number, number, st.sets(st.sampled_from(FLAGS))),
+    st.tuples(st.just("expunge"), number, number),
+    st.tuples(st.just("move"), number, number, number),
+    st.tuples(st.just("copy"), number, number, number),
+    st.tuples(st.just("create"), number),
+    st.tuples(st.just("delete"), number),
+    st.tuples(st.just("rename"), number, number),
+    st.tuples(st.just("epoch"), number),
+    st.tuples(st.just("lose_history"), number),
+)
+steps = st.one_of(
+    changes,
+    changes,
+    changes,
+    st.tuples(st.just("look")),
+    st.tuples(st.just("look")),
+    st.tuples(st.just("full")),
+    st.tuples(st.just("history"), st.integers(1, 3)),
+    st.tuples(st.just("crash")),
+    st.tuples(st.just("later"), st.sampled_from([60, 7200])),
+    st.tuples(st.just("cut"), st.integers(0, 12), st.integers(0, 400)),
+    st.tuples(st.just("lose"), st.integers(0, 4), st.sampled_from(["lose_before", "lose_after"])),
+)
+
+
+class World:
+    """A server, an engine on it, and faults waiting to strike."""
+
+    def __init__(self, server: ImapServer, account: Account) -> None:
+        self.account = account
+        self.server = server
+        self.engine = Engine(server, FETCH_CHUNK=3, FETCH_WINDOW=7, FLAG_WINDOW=4)
+        self.engine.memory.trouble.window = 7
+        self.serial = 0
+        self.cut: tuple[int, int] | None = None
+        self.lose: tuple[int, Verdict] | None = None
+        server.bend(r"^(?!LOGIN|CAPABILITY|GREETING|ENABLE|ID|AUTHENTICATE)", self._bend)
+        self.engine.partition.judge = self._judge
+
+    def _bend(self, lines: list[bytes]) -> Iterable[Action]:
+        if self.cut is not None:
+            after, size = self.cut
+            if after == 0:
+                self.cut = None
+                return [b"".join(lines)[:size], Drop()]
+            self.cut = (after - 1, size)
+        return lines
+
+    def _judge(self, _: int) -> Verdict:
+        if self.lose is not None:
+            after, verdict = self.lose
+            if after == 0:
+                self.lose = None
+                return verdict
+            self.lose = (after - 1, verdict)
+        return "commit"
+
+    def box(self, n: int) -> Mailbox:
+        boxes = list(self.account.mailboxes.values())
+        return boxes[n % len(boxes)]
+
+    async def step(self, what: tuple[Any, ...]) -> None:
+        """One step of the script."""
+        engine = self.engine
+        match what:
+            case ("look",):
+                await engine.survive(engine.look())
+            case ("full",):
+                await engine.survive(engine.look(full=True))
+            case ("history", windows):
+                await engine.survive(engine.history(windows))
+            case ("crash",):
+                await engine.hang_up()
+                if engine.log is not None:
+                    await engine.log.close()
+                engine.forget()
+            case ("later", seconds):
+                engine.now += seconds
+            case ("cut", after, size):
+                self.cut = (after, size)
+            case ("lose", after, verdict):
+                self.lose = (after, verdict)
+            case _:
+                self.change(what)
+
+    def change(self, what: tuple[Any, ...]) -> None:
+        """Another client does something."""
+        account = self.account
+        match what:
+            case ("deliver", n, count, flags):
+                for _ in range(count):
+                    self.serial += 1
+                    self.box(n).deliver(letter(self.serial), flags=flags)
+            case ("flags", n, m, flags):
+                box = self.box(n)
+                if box.messages:
+                    box.set_flags(box.uids[m % len(box.uids)], flags)
+            case ("expunge", n, m):
+                box = self.box(n)
+                if box.messages:
+                    box.expunge(box.uids[m % len(box.uids)])
+            case ("move" | "copy" as how, n, m, k):
+                box, other = self.box(n), self.box(k)
+                if box.messages:
+                    uid = box.uids[m % len(box.uids)]
+                    (box.move_to if how == "move" else box.copy_to)(uid, other)
+            case ("create", n):
+                if f"f{n % 4}" not in account.mailboxes:
+                    account.create(f"f{n % 4}")
+            case ("delete", n):
+                box = self.box(n)
+                if box.name != "INBOX":
+                    account.delete(box.name)
+            case ("rename", n, m):
+                box = self.box(n)
+                if box.name != "INBOX" and f"f{m % 6}" not in account.mailboxes:
+                    account.rename(box.name, f"f{m % 6}")
+            case ("epoch", n):
+                self.box(n).new_epoch()
+            case ("lose_history", n):
+                box = self.box(n)
+                box.lose_history(max(1, box.highestmodseq - 3))
+
+
+async def run(kind: str, script: list[tuple[Any, ...]]) -> Engine:
+    """Play a script, then let everything come to rest, and compare."""
+    account = Account("user", "secret")
+    account.create("f0")
+    async with ImapServer([account], KINDS[kind]) as server:
+        world = World(server, account)
+        engine = world.engine
+        try:
+            for step in script:
+                await world.step(step)
+            world.cut = world.lose = None
+            for _ in range(3):
+                engine.now += 7 * 3600.0  # past every reconcile and every time that something is set aside
+                await engine.survive(engine.look())
+                await engine.survive(engine.history())
+            engine.agrees(account)
+            with engine.quiet():
+                await engine.look(full=True)
+            # what was committed is all there is: a successor that knows nothing else agrees
+            await engine.hang_up()
+            engine.forget()
+            with engine.quiet():
+                await engine.look(full=True)
+        finally:
+            await engine.close()
+        return engine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(script=st.lists(steps, min_size=3, max_size=30))
+def test_s16_s17_fold_is_server_whatever_happens(kind: str, script: list[tuple[Any, ...]]) -> None:
+    """Cases 1, 2, 3, 6, 14, 23, 24, 27, 33: never a lost, doubled or invented change."""
+    asyncio.run(asyncio.wait_for(run(kind, script), 60))
