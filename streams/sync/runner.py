@@ -153,7 +153,10 @@ class AccountRunner:
                 self.tier_reason = record.tier_reason or "default"  # type: ignore[assignment]
             self.newest_mail_at = record.newest_mail_at
             self.mail_known = record.caught_up
-            if record.caught_up and record.last_poll_at is not None:
+            if record.caught_up:
+                # INBOX is known: a hot account is watched at once, whenever its next poll is due.
+                self._ready.set()
+            if record.caught_up and record.last_poll_at is not None and not self._history_left(log_now):
                 now = self._services.wall()
                 due = record.last_poll_at + self._interval()
                 self.next_poll_at = min(max(due, now), now + random.random() * self._interval())
@@ -162,6 +165,14 @@ class AccountRunner:
         elif not recorded:
             self._tier_dirty = True
         self._task = asyncio.create_task(self._run(), name=f"runner-{self.account_id}")
+
+    def _history_left(self, log_now: ShardLog) -> bool:
+        """Whether the last owner was still reading history: that goes on now, not at the next poll."""
+        for _, value in log_now.scan(f"{self.account_id}/mailbox/"):
+            box = mirror.decode_mailbox(value)
+            if box.selectable and not box.backfill_done and not box.aside:
+                return True
+        return False
 
     async def stop(self, deadline_s: float) -> None:
         """End IDLE with DONE and LOGOUT, give up what is in progress after the deadline. Never raises."""

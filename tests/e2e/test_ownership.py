@@ -144,10 +144,13 @@ async def test_s4_s6_join_and_leave_keep_connections_and_hand_over_at_once(
     new_fleet: NewFleet, add_account: AddAccount, dovecot: Dovecot
 ) -> None:
     """A join moves only what must move, a leave hands over without a session timeout; counted at the server. S4, S6."""
-    fleet = await new_fleet({"KAFKA_SESSION_TIMEOUT_S": "40", "PARTITIONS": "8"})
+    fleet = await new_fleet(
+        {"KAFKA_SESSION_TIMEOUT_S": "40", "PARTITIONS": "8", "POLL_WARM": "600", "POLL_COLD": "600"}
+    )
     for partition in range(8):
         mailer = await add_account(fleet, dovecot, partition=partition)
         await asyncio.to_thread(mailer.append, "INBOX", ordinary(partition))
+        await asyncio.to_thread(mailer.observe_all)  # opening a folder makes the server create it
     await fleet.ready_worker("one")
     await fleet.caught_up()
     await fleet.eventually(
@@ -191,10 +194,15 @@ def logins(fleet: Fleet, dovecot: Dovecot) -> dict[str, int]:
 
 
 async def letters(fleet: Fleet, number: int) -> None:
-    """A new message for everybody, and wait until the log has them all."""
+    """A new message for everybody, and wait until the log has them all. Logs in nowhere."""
+    had = {account: len(fleet.watch.of(account, "message.added")) for account in fleet.mailers}
     for offset, mailer in enumerate(fleet.mailers.values()):
         await asyncio.to_thread(mailer.append, "INBOX", ordinary(number + offset))
-    await fleet.caught_up()
+    await fleet.watch.until(
+        lambda: all(len(fleet.watch.of(account, "message.added")) > n for account, n in had.items()),
+        within_s=60,
+        what="everybody's new message is in the log",
+    )
 
 
 async def test_w5_w7_sigterm_in_a_backfill_ends_with_0_and_a_peer_goes_on(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ssl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from typing import Any, Final
 
 import imapclient
 import imapclient.imap_utf7
-from imapclient.exceptions import IMAPClientError
+from imapclient.exceptions import IMAPClientAbortError, IMAPClientError
 
 _HEADER: Final = b"BODY[HEADER]"
+_ATTEMPTS: Final = 5
 _WINDOW: Final = 500
 """UIDs per FETCH: servers refuse long lists, and answers stay small."""
 
@@ -87,6 +89,18 @@ def client(login: Login) -> Iterator[imapclient.IMAPClient]:
 
 def read_server(login: Login) -> dict[str, ServerMailbox]:
     """Every selectable mailbox by its wire name. Opens read-only, so that reading changes nothing."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _read(login)
+        except (IMAPClientAbortError, OSError):
+            # A server may drop a connection at any time; what was read so far counts for nothing.
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(1.0)
+    raise AssertionError("unreachable")
+
+
+def _read(login: Login) -> dict[str, ServerMailbox]:
     found: dict[str, ServerMailbox] = {}
     with client(login) as connection:
         has_ids = connection.has_capability("OBJECTID")
