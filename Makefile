@@ -17,7 +17,7 @@ export PYTHONUNBUFFERED := 1
 
 FUZZ_SECONDS ?= 60
 
-.PHONY: help venv check schemas test unit bench demo storm storm-selftest soak fuzz stack dovecot clean
+.PHONY: help venv check schemas test unit bench demo storm storm-selftest soak fuzz stack dovecot cyrus clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "; print "mailstreams\n"} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,11 +44,14 @@ schemas: $(STAMP) ## write schemas/ anew from the records
 unit: $(STAMP) ## unit and contract tests only: no services
 	$(BIN)/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
 
-test: $(STAMP) dovecot ## every test, on real Kafka, PostgreSQL and Dovecot
+test: $(STAMP) dovecot cyrus ## every test, on real Kafka, PostgreSQL and Dovecot
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 dovecot: # what the tests require and pip cannot bring
 	@bin/ensure-dovecot
+
+cyrus: # for one compatibility run, where it can be had
+	@bin/ensure-cyrus
 
 bench: $(STAMP) dovecot ## measure; figures as ratios, one JSON line each
 	$(BIN)/python -m tests.bench $(BENCH_ARGS)
@@ -62,7 +65,7 @@ stack: $(STAMP) ## Kafka, PostgreSQL and a mail server in the foreground, for de
 storm: $(STAMP) dovecot ## faults at random under load, with an independent checker
 	$(BIN)/python -m tests.storm $(STORM_ARGS)
 
-storm-selftest: $(STAMP) dovecot ## proof that the checker of `storm` finds what is broken on purpose
+storm-selftest: $(STAMP) dovecot cyrus ## proof that the checker of `storm` finds what is broken on purpose
 	$(BIN)/python -m tests.storm --selftest $(STORM_ARGS)
 
 soak: $(STAMP) dovecot ## the worker for long, with memory and sockets watched

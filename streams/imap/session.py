@@ -9,6 +9,7 @@ connection with it, since the rest of its answer could be taken for the next one
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -48,6 +49,7 @@ from streams.imap.protocol.responses import (
     Malformed,
     Namespaces,
     Response,
+    ServerId,
     StatusTold,
     Tagged,
     Untagged,
@@ -69,6 +71,8 @@ from streams.imap.values import (
     TrafficCounters,
 )
 
+# Cyrus 3.6.1 (Debian 12) tells stray memory as MAILBOXID in STATUS, at times one that looks like an id.
+_STRAY_STATUS_IDS: Final = re.compile(r"Cyrus\b.* (?:[12]\.|3\.[0-7]\b)", re.IGNORECASE)
 _PIPELINED: Final = 50  # STATUS commands in flight at once
 _ID_FIELD_BYTES: Final = 1024  # RFC 2971 section 3.3
 
@@ -94,6 +98,7 @@ class ImapSession:
         self._selected: bytes | None = None
         self._enabled: frozenset[str] = frozenset()
         self._authenticated = authenticated
+        self._status_ids = True  # MAILBOXID in STATUS can be believed
         self._capabilities: frozenset[str] = frozenset()
         self._capabilities_told = False
         self._stirred = asyncio.Event()  # something came unasked, or the connection ended
@@ -310,9 +315,21 @@ class ImapSession:
 
     async def _introduce(self) -> None:
         """ID (RFC 2971): some hosts open no mailbox for a client that does not say its name."""
-        if self._options.send_id and self.has("ID"):
-            name = quoted(self._options.client_name.encode("ascii", "replace")[:_ID_FIELD_BYTES])
-            await self._tolerant(Command("ID", (b'("name" ' + name + b")",)))
+        if not self._options.send_id or not self.has("ID"):
+            return
+        told: dict[str, str] = {}
+
+        def take(response: Response) -> bool:
+            if isinstance(response, ServerId):
+                told.update(response.fields)
+                return True
+            return False
+
+        name = quoted(self._options.client_name.encode("ascii", "replace")[:_ID_FIELD_BYTES])
+        await self._protocol.execute(
+            Command("ID", (b'("name" ' + name + b")",)), on_untagged=take, timeout_s=self._limits.command_timeout_s
+        )
+        self._status_ids = not _STRAY_STATUS_IDS.match(f"{told.get('name', '')} {told.get('version', '')}")
 
     async def _enable(self) -> None:
         """ENABLE before the first mailbox is opened (case 12). What it confirms is not relied on."""
@@ -390,8 +407,8 @@ class ImapSession:
         items = [b"MESSAGES", b"UIDNEXT", b"UIDVALIDITY"]
         if self.has("CONDSTORE") or self.has("QRESYNC"):
             items.append(b"HIGHESTMODSEQ")
-        if self.has("OBJECTID"):
-            items.append(b"MAILBOXID")
+        if self.has("OBJECTID") and self._status_ids:
+            items.append(b"MAILBOXID")  # last: see `parser`
         return items
 
     async def status(self, wire_name: bytes) -> MailboxStatus:

@@ -306,29 +306,42 @@ def _status(raw: Raw, at: int) -> Response:
     cursor = Cursor(raw.data, at, raw.literals)
     if cursor.peek() in b'"{':
         name = cursor.string()
-    else:  # perhaps with blanks in it: up to the last list
-        end = raw.data.rfind(b" (")
-        if end < at:
+    else:  # perhaps with blanks in it: up to the first list
+        end = raw.data.find(b" (", at)
+        if end < 0:
             raise TokenError("STATUS without items")
         name = raw.data[cursor.at : end].strip()
         cursor.at = end
     if not name:
         raise TokenError("STATUS without a mailbox")
-    items = cursor.items()
+    return StatusTold(canonical_name(name), _status_items(cursor))
+
+
+def _status_items(cursor: Cursor) -> MailboxStatus:
+    """Item by item: Cyrus 3.6 writes stray memory where MAILBOXID should stand, so it is asked for last and may be
+    anything; what was told before it holds.
+    """
+    if cursor.peek() != 0x28:
+        raise TokenError("STATUS without items")
+    cursor.at += 1
     numbers: dict[str, int] = {}
     mailbox_id = None
-    for item, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(item, bytes):
-            raise TokenError("STATUS items that do not pair")
-        key = item.upper()
-        if key == b"MAILBOXID":
-            inner = value[0] if isinstance(value, tuple) and value else value
+    while cursor.peek() not in (-1, 0x29):
+        item = (cursor.string() or b"").upper()
+        if item == b"MAILBOXID":
+            try:
+                value = cursor.value()
+            except TokenError:
+                break
+            inner = value[0] if isinstance(value, tuple) and len(value) == 1 else value
             mailbox_id = object_id(inner) if isinstance(inner, bytes) else None
-        elif key in _STATUS_FIELDS and isinstance(value, bytes):
-            if not value.isdigit() or len(value) > 19:
+            continue
+        value = cursor.value()
+        if item in _STATUS_FIELDS:
+            if not isinstance(value, bytes) or not value.isdigit() or len(value) > 19:
                 raise TokenError("a number is missing")
-            numbers[_STATUS_FIELDS[key]] = int(value)
-    return StatusTold(canonical_name(name), MailboxStatus(mailbox_id=mailbox_id, **numbers))
+            numbers[_STATUS_FIELDS[item]] = int(value)
+    return MailboxStatus(mailbox_id=mailbox_id, **numbers)
 
 
 def _namespace(raw: Raw, at: int) -> Response:

@@ -381,6 +381,13 @@ def test_recent_is_dropped_and_system_flags_have_one_writing() -> None:
             b'* STATUS "a b" (MESSAGES 1 UIDNEXT 2 UIDVALIDITY 3 HIGHESTMODSEQ 4 MAILBOXID (F5) UNSEEN 6 X 7)',
             StatusTold(b"a b", MailboxStatus(1, 2, 3, 4, "F5", 6)),
         ),
+        (
+            b"* STATUS INBOX (MESSAGES 1 MAILBOXID (F5))",
+            StatusTold(b"INBOX", MailboxStatus(messages=1, mailbox_id="F5")),
+        ),
+        (b"* STATUS INBOX (MESSAGES 1 MAILBOXID (\xa9b\xa25U))", StatusTold(b"INBOX", MailboxStatus(messages=1))),
+        (b'* STATUS INBOX (MESSAGES 1 MAILBOXID ("\xa9))', StatusTold(b"INBOX", MailboxStatus(messages=1))),
+        (b"* STATUS INBOX (MESSAGES 1 MAILBOXID ())", StatusTold(b"INBOX", MailboxStatus(messages=1))),
         (b"* STATUS My Box (MESSAGES 1)", StatusTold(b"My Box", MailboxStatus(messages=1))),
         (
             b'* NAMESPACE (("" "/")) NIL (("Shared/" "/")("Pub." "."))',
