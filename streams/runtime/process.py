@@ -264,7 +264,10 @@ class Process:
             stopping.cancel()
             self._failed = True
         elif not stopping.cancelled() and (error := stopping.exception()) is not None:
-            log.error("a service failed while stopping", service=service.name, exc_info=error)
+            if isinstance(error, (TimeoutError, RetryLater)):
+                log.error("a service failed while stopping", service=service.name, error=str(error))
+            else:
+                log.error("a service failed while stopping", service=service.name, exc_info=error)
             self._failed = True
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography.fernet import Fernet
 
 from tests.integration.runtime.processes import PROGRAM, Running, running
 
@@ -150,7 +151,7 @@ async def refused(process: Running) -> str:
     return line
 
 
-KEYS = {"ENCRYPTION_KEYS": "x" * 44}
+KEYS = {"ENCRYPTION_KEYS": Fernet.generate_key().decode()}
 
 
 async def test_w1_all_problems_at_once_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Settings: everything wrong at once, nothing secret shown, and a page that is true (rows W1, W2, S19)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigurationError
+from streams.runtime.settings_reference import page
+from streams.settings import Settings, load_settings
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "settings.md"
+
+S19 = (
+    "MAX_ACCOUNTS_PER_WORKER",
+    "HOT_BUDGET_PER_WORKER",
+    "POLL_WARM",
+    "POLL_COLD",
+    "TIER_SESSION_GRACE_MIN",
+    "TIER_HOT_ACTIVITY_H",
+    "TIER_COLD_AFTER_D",
+    "WORKER_CONSUMER_TIMEOUT_S",
+    "WORKER_BROKER_RECONNECT_INTERVAL_S",
+    "WORKER_SHUTDOWN_GRACE_S",
+    "WORKER_SHUTDOWN_HOOKS_TIMEOUT_S",
+    "WORKER_JOB_MAX_TASKS",
+    "WORKER_JOB_IDLE_TIMEOUT_S",
+    "WORKER_JOB_CONNECT_TIMEOUT_S",
+    "WORKER_TASK_OVERRUN_GRACE_S",
+    "WORKER_PROBE_TIMEOUT_S",
+    "WORKER_MODE",
+)
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == page(), "run `python -m streams.runtime.settings_reference`"
+
+
+def test_s19_every_setting_has_a_row_with_a_meaning() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.+) \|$", page(), re.MULTILINE))
+    assert set(rows) == set(Settings.model_fields)
+    assert all(len(meaning) > 10 for meaning in rows.values())
+    assert set(S19) <= set(rows)
+
+
+def test_w1_every_problem_is_named_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(PARTITIONS=0, POLL_WARM=-1, LOG_FORMAT="xml")
+    message = str(caught.value)
+    assert all(name in message for name in ("PARTITIONS", "POLL_WARM", "LOG_FORMAT"))
+
+
+def test_w1_rules_across_settings_are_named_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(POLL_WARM=100, POLL_COLD=50, BACKOFF_MIN_S=10, BACKOFF_MAX_S=5)
+    assert "POLL_COLD 50 must not be under POLL_WARM 100" in str(caught.value)
+    assert "BACKOFF_MAX_S" in str(caught.value)
+
+
+def test_w2_the_sum_is_spelled_out() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(WORKER_TASK_TIMEOUT_S=900, WORKER_RETRY_BACKOFF_MAX_S=60, WORKER_CONSUMER_TIMEOUT_S=1000)
+    assert str(caught.value) == (
+        "WORKER_TASK_TIMEOUT_S 900 + WORKER_RETRY_BACKOFF_MAX_S 60 + 60 safety = 1020 must be under "
+        "WORKER_CONSUMER_TIMEOUT_S 1000"
+    )
+
+
+def test_w2_the_limit_itself_is_too_much() -> None:
+    with pytest.raises(ConfigurationError):
+        load_settings(WORKER_TASK_TIMEOUT_S=880, WORKER_RETRY_BACKOFF_MAX_S=60, WORKER_CONSUMER_TIMEOUT_S=1000)
+    load_settings(WORKER_TASK_TIMEOUT_S=879, WORKER_RETRY_BACKOFF_MAX_S=60, WORKER_CONSUMER_TIMEOUT_S=1000)
+
+
+def test_no_secret_in_repr_or_error() -> None:
+    secrets = {"POSTGRES_DSN": "postgresql://u:canary-1@h/d", "KAFKA_SASL_PASSWORD": "canary-2"}
+    settings = load_settings(**secrets, ENCRYPTION_KEYS="canary-3")
+    assert "canary" not in repr(settings)
+    assert "canary" not in str(settings)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(**secrets, PARTITIONS=0, KAFKA_TOPIC_PREFIX="not/allowed")
+    assert "canary" not in str(caught.value)
