@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from streams.local.demo.watch import Seen, Watch
 
 REFRESH_S = 0.125
-SPARE_LINES = 14  # of the terminal, for what is not the table
+SPARE_LINES = 10  # of the terminal, for what is not the table
 
 _COLOURS = {
     "message.added": "green",
@@ -81,11 +80,8 @@ class View:
                 f"{watch.stored} of them in the database"
             )
             return False
-        table = Table(
-            title="from what was done in the mailbox to its event in the log and its row in the database",
-            title_justify="left",
-            box=None,
-        )
+        self._console.print("[bold]From a deed in the mailbox to its event in the log and its row in the database[/]")
+        table = Table(box=None)
         for title in ("", "events", "log p50", "log p99", "database p50", "database p99"):
             table.add_column(title, justify="left" if not title else "right")
         for kind in sorted({seen.kind for seen in arrived}):
@@ -100,7 +96,7 @@ class View:
         if remark:
             self._console.print(f"[dim]{remark}[/]")
         events = ", ".join(f"{number} {kind}" for kind, number in sorted(watch.counts.items()))
-        self._console.print(f"\nin the log: {events}", highlight=False)
+        self._console.print(f"\nin the log: {events}", highlight=False, soft_wrap=True)
         self._console.print(f"in the database: {watch.stored} of {sum(watch.counts.values())} events", highlight=False)
         return True
 
@@ -120,7 +116,7 @@ class View:
         table.add_column("what", ratio=1, no_wrap=True, overflow="ellipsis")
         table.add_column("→ log", justify="right", no_wrap=True)
         table.add_column("→ row", justify="right", no_wrap=True)
-        rows = max(5, self._console.height - SPARE_LINES - len(self._hints))
+        rows = max(5, self._console.height - SPARE_LINES)
         for seen in list(self._watch.recent)[-rows:]:
             table.add_row(
                 time.strftime("%H:%M:%S", time.localtime(seen.wall)),
@@ -139,10 +135,7 @@ class View:
             (f"{sum(watch.counts.values()):,} events", "bold"),
             f"  {watch.stored:,} in the database  {watch.deeds.waiting} under way   Ctrl-C ends it",
         )
-        foot = Table.grid(padding=(0, 2))
-        for what, line in self._hints:
-            foot.add_row(Text(what, style="bold"), Text(line, overflow="fold"))
-        return Group(head, table, Panel(foot, title="look further", title_align="left", border_style="dim"))
+        return Group(head, table)
 
     def _line(self, seen: Seen) -> None:
         latency = ""
