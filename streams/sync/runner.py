@@ -339,7 +339,10 @@ class AccountRunner:
                         backfill = Backfill(state, self._settings, self._memory, account_pass, wall=self._services.wall)
                     before = backfill.read
                     more = await backfill.step(session)
+                    self._seen(state)
                     if not more:
+                        self._enter(_phase_of(state))
+                        self._publish_status(state)
                         await backfill.settle()
                         self._leave_quietly(state)
                         return False
@@ -491,10 +494,7 @@ class AccountRunner:
             record.caught_up = True
             state.touch()
             state.emit(events.AccountCaughtUp, mailboxes=len(state.mailboxes), messages=state.total_messages())
-        done = all(
-            b.record.backfill_done or not b.record.selectable or b.record.aside for b in state.mailboxes.values()
-        )
-        self._enter("running" if done else "syncing")
+        self._enter(_phase_of(state))
         self.next_poll_at = started + jittered(self._interval(), random=random.random())
         self._publish_status(state)
         await account_pass.reader.settle()
@@ -680,6 +680,12 @@ async def _wait(event: asyncio.Event, seconds: float | None) -> None:
         return
     finally:
         event.clear()
+
+
+def _phase_of(state: AccountState) -> Phase:
+    """`running` once the history of every mailbox that can be read is in the log."""
+    records = (box.record for box in state.mailboxes.values())
+    return "running" if all(r.backfill_done or not r.selectable or r.aside for r in records) else "syncing"
 
 
 def _tier(name: str | None) -> Tier | None:
