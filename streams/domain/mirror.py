@@ -30,8 +30,12 @@ IDENTITY_SPAN: Final = 512
 """UIDs per identity segment: at most 5 KiB."""
 KEYWORDS_PER_SEGMENT: Final = 200
 """Distinct flags remembered per segment; a server that invents more is cut there."""
-QUARANTINE_LIMIT: Final = 1000
-"""UIDs set aside per mailbox at most; with more the mailbox itself is set aside."""
+LABELS_PER_SEGMENT: Final = 2000
+"""The same for labels, of which people have more (Gmail allows 10,000 in an account)."""
+QUARANTINE_LIMIT: Final = 200
+"""UIDs set aside per mailbox at most (they are part of its record); with more the mailbox itself is set aside."""
+LABEL: Final = "label("
+"""Gmail's labels are kept as flags with this prefix, which no IMAP flag can have (RFC 9051, 9: not an atom)."""
 
 _FORMAT: Final = b"\x01"
 
@@ -45,7 +49,11 @@ class Quarantined(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AccountRecord(msgspec.Struct):
-    """One per account; never tombstoned, because sequence numbers must not be used twice."""
+    """One per account; never tombstoned, because sequence numbers must not be used twice.
+
+    `last_poll_at` is when the last complete look at all mailboxes began (unix seconds): a new owner polls one interval
+    later. `unfinished` counts the processes in a row that began to work on the account and did not live to end it.
+    """
 
     next_sequence: int = 1
     basis: Basis | None = None
@@ -56,10 +64,16 @@ class AccountRecord(msgspec.Struct):
     caught_up: bool = False
     last_poll_at: float | None = None
     serial: int = 0
+    unfinished: int = 0
+    unfinished_at: float = 0.0
 
 
 class MailboxRecord(msgspec.Struct):
-    """One mailbox. ``[floor, uidnext)`` is the region in which every message of the server is known or set aside."""
+    """One mailbox. ``[floor, uidnext)`` is the region in which every message of the server is known or set aside.
+
+    `excluded` messages of the region are older than `since` and not wanted. `unstable` counts changes of UIDVALIDITY in
+    a row, `failures` refusals in a row; a quiet look clears both. A `view` shows mail that lives in another mailbox.
+    """
 
     mailbox_id: str
     wire_name: bytes
@@ -84,6 +98,8 @@ class MailboxRecord(msgspec.Struct):
     previous: int | None = None
     previous_count: int = 0
     unstable: int = 0
+    failures: int = 0
+    view: bool = False
     aside: str | None = None
     aside_until: float | None = None
     scan_next: int = 0
@@ -128,10 +144,12 @@ class FlagSegment:
         for name, bitmap in self.flags.items():
             if name not in flags:
                 bitmap.discard(offset)
-        for name in flags:
+        for name in sorted(flags):
             having = self.flags.get(name)
             if having is None:
-                if len(self.flags) >= KEYWORDS_PER_SEGMENT:
+                label = name.startswith(LABEL)
+                count = sum(other.startswith(LABEL) is label for other in self.flags)
+                if count >= (LABELS_PER_SEGMENT if label else KEYWORDS_PER_SEGMENT):
                     continue
                 having = self.flags[name] = BitMap()
             having.add(offset)

@@ -67,7 +67,7 @@ def plan_listing(known: Sequence[MailboxRecord], listed: Sequence[ServerMailbox]
     unmatched: list[ServerMailbox] = []
     for server in left:
         match = by_name.get(server.wire_name)
-        if match is not None and match.mailbox_id not in taken and match.selectable == server.selectable:
+        if match is not None and match.mailbox_id not in taken and _may_be_same(match, server):
             taken.add(match.mailbox_id)
             same.append((match, server))
         else:
@@ -90,6 +90,13 @@ def plan_listing(known: Sequence[MailboxRecord], listed: Sequence[ServerMailbox]
     return ListingPlan(
         same, renamed, unmatched, [m for m in deleted if m.wire_name != b"INBOX" or m.wire_name in names_in_use]
     )
+
+
+def _may_be_same(old: MailboxRecord, new: ServerMailbox) -> bool:
+    """Whether a mailbox of the same name can be the one we know: one with another MAILBOXID took its place."""
+    if old.selectable != new.selectable:
+        return False
+    return not (old.object_id and new.object_id) or old.object_id == new.object_id or old.wire_name == b"INBOX"
 
 
 def _is_rename(old: MailboxRecord, new: ServerMailbox, known: Counter[int], listed: Counter[int]) -> bool:
@@ -117,6 +124,16 @@ def attributes_differ(record: MailboxRecord, server: ServerMailbox) -> bool:
     )
 
 
+def expected_count(record: MailboxRecord) -> int:
+    """Messages that a mailbox must hold on the server when nothing happened since."""
+    return record.count + len(record.quarantined) + record.excluded
+
+
+def is_whole(record: MailboxRecord) -> bool:
+    """Whether the mirror accounts for every message of the mailbox, so that counts can be compared."""
+    return record.backfill_done and record.floor <= 1
+
+
 def needs_visit(
     record: MailboxRecord, server: ServerMailbox, *, condstore: bool, now: float, full_after_s: float
 ) -> bool:
@@ -127,11 +144,7 @@ def needs_visit(
         return True
     if server.uidvalidity != (record.uidvalidity or 0) or server.uidnext != record.uidnext:
         return True
-    if (
-        record.backfill_done
-        and record.floor <= 1
-        and server.messages != record.count + len(record.quarantined) + record.excluded
-    ):
+    if is_whole(record) and server.messages != expected_count(record):
         return True
     if not condstore or server.highestmodseq is None:
         return True
@@ -179,11 +192,18 @@ def uid_set(uids: BitMap) -> str:
     return ",".join(parts)
 
 
-def is_renumbered(expected: Sequence[bytes], found: Sequence[bytes | None]) -> bool:
-    """Whether spot-checked messages prove that UIDs mean other messages now: most of those that answered differ."""
+def mismatches(expected: Sequence[bytes], found: Sequence[bytes | None]) -> tuple[int, int]:
+    """Of spot-checked messages, those that are not what they were, and those that answered at all (None did not)."""
     answered = [(e, f) for e, f in zip(expected, found, strict=True) if f is not None]
-    wrong = sum(1 for e, f in answered if e != f)
-    return bool(answered) and wrong * 2 > len(answered)
+    return sum(1 for e, f in answered if e != f), len(answered)
+
+
+def is_renumbered(wrong: int, answered: int) -> bool:
+    """Whether a spot check proves that UIDs mean other messages now (case 34).
+
+    One odd message among many proves nothing: some servers correct a size after the fact.
+    """
+    return wrong > 1 or (wrong == 1 and answered == 1)
 
 
 def next_scan_window(known: BitMap, position: int, size: int, below: int) -> tuple[BitMap, int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
-from streams.errors import MailboxError, MailboxUnusable
+from streams.errors import HostBusy, MailboxError, RetryLater
 from streams.imap.session import ImapSession
 from streams.settings import Settings
 from streams.sync.moves import HeldRemovals
@@ -56,6 +56,7 @@ class Backfill:
             box
             for box in self.state.iterate()
             if box.record.visited
+            and box.synced
             and not box.record.backfill_done
             and not (box.record.aside_until is not None and box.record.aside_until > now)
         ]
@@ -68,10 +69,11 @@ class Backfill:
             return False
         try:
             await self._step(session, box)
-        except MailboxError as error:
+        except (MailboxError, RetryLater) as error:
             self._forget(box)
-            if self._memory.trouble.window <= 1 or isinstance(error, MailboxUnusable):
-                self._pass.set_aside(box, error)
+            if isinstance(error, HostBusy) or not session.alive:
+                raise
+            self._pass.set_aside(box, error)
             await self._pass.reader.settle()
         return True
 
@@ -82,7 +84,8 @@ class Backfill:
             selected = await session.examine(record.wire_name)
             if (selected.uidvalidity or 0) != box.epoch:
                 self._forget(box)
-                raise MailboxUnusable("UIDVALIDITY changed since the last look", code="uidvalidity_changed")
+                await self._pass.visit(session, box)  # case 14: a new epoch, whose history is read from its top
+                return
         key = (record.mailbox_id, box.epoch)
         below = self._below.get(key)
         if below is None:
@@ -97,19 +100,29 @@ class Backfill:
         size = reader.window()
         if record.limit_count is not None:
             size = max(1, min(size, record.limit_count - record.backfilled))
-        window = rest[max(0, len(rest) - size) :]
+        window = self._before_suspects(box, rest[max(0, len(rest) - size) :])
         if window:
+            received = session.traffic.bytes_received
             started = time.monotonic()
             await reader.read(session, box, window, "backfill", held)
             self._adapt(time.monotonic() - started)
             record.floor = min(record.floor, window.min())
             record.backfilled += len(window)
             self.read += len(window)
+            self.bytes += session.traffic.bytes_received - received
             below -= BitMap(range(window.min(), (1 << 32) - 1))
             box.dirty = True
             await reader.flush()
             return
         await self._finish(box)
+
+    def _before_suspects(self, box: MailboxState, window: BitMap) -> BitMap:
+        """The window without messages after which a connection ended: those come alone, when it is their turn."""
+        suspects = self._memory.trouble.suspected(box, window)
+        if not suspects:
+            return window
+        highest = suspects.max()
+        return window & BitMap(range(highest + 1, window.max() + 1)) or BitMap([highest])
 
     def _adapt(self, seconds: float) -> None:
         if seconds > 1.5 * WINDOW_TARGET_S:

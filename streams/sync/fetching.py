@@ -5,21 +5,22 @@ A missing item is not an empty one: a message whose answer lacks what was asked 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Set
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from streams.contracts import mailbox as events
 from streams.domain.identity import Basis, identity_from_content, identity_from_server_id
+from streams.domain.mirror import LABEL
 from streams.imap.values import FetchedMessage
-from streams.mime import attachments_from_structure, canonical_identity, parse_headers
+from streams.mime import LOOP_FRIENDLY_BYTES, attachments_from_structure, canonical_identity, parse_headers
 from streams.mime.values import Headers
 
 _SYSTEM_FLAGS: Final = {
     name.lower(): name for name in ("\\Seen", "\\Answered", "\\Flagged", "\\Deleted", "\\Draft", "$Forwarded")
 }
 _HEADERS: Final = b"BODY.PEEK[HEADER.FIELDS (FROM TO CC REPLY-TO SUBJECT DATE MESSAGE-ID IN-REPLY-TO REFERENCES)]"
-LABEL: Final = "label:"
-"""Gmail's labels are remembered as flags with this prefix, which no IMAP flag can have."""
+_HEADER_SECTION: Final = b"HEADER.FIELDS"
 
 
 def flag_items(capabilities: Set[str]) -> list[bytes]:
@@ -59,19 +60,38 @@ def flags_of(message: FetchedMessage) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def split_labels(flags: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Flags and labels as events show them; labels None where the server has none of the kind."""
+def split_labels(flags: frozenset[str], *, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Flags and labels as events show them; labels None where the server told none (`labelled` False) and none are known."""
     plain = tuple(sorted(f for f in flags if not f.startswith(LABEL)))
     labels = tuple(sorted(f[len(LABEL) :] for f in flags if f.startswith(LABEL)))
-    return plain, labels or None
+    return plain, labels if labels or labelled else None
 
 
 def is_complete(message: FetchedMessage) -> bool:
     """Whether everything that makes an event and an identity is there."""
-    return message.flags is not None and b"HEADER.FIELDS" in message.sections and message.damaged is None
+    return message.flags is not None and _HEADER_SECTION in message.sections and message.damaged is None
 
 
-def identity_of(account_id: str, basis: Basis, message: FetchedMessage, *, place: str) -> bytes:
+class ReadHeaders(NamedTuple):
+    """What a message's header block holds: the typed values, and the canonical bytes of the identifying fields."""
+
+    parsed: Headers
+    canonical: bytes
+
+
+async def read_headers(message: FetchedMessage) -> ReadHeaders:
+    """Parse the header block; a large one in a thread, since whoever wrote it decides how long that takes (cases 94, 95)."""
+    raw = message.sections.get(_HEADER_SECTION, b"")
+    if len(raw) > LOOP_FRIENDLY_BYTES:
+        return await asyncio.to_thread(_read_headers, raw)
+    return _read_headers(raw)
+
+
+def _read_headers(raw: bytes) -> ReadHeaders:
+    return ReadHeaders(parse_headers(raw), canonical_identity(raw))
+
+
+def identity_of(account_id: str, basis: Basis, message: FetchedMessage, canonical: bytes, *, place: str) -> bytes:
     """Identity of a fetched message on the account's basis; the content where the server leaves the id out."""
     if basis == "email_id" and message.email_id:
         return identity_from_server_id(account_id, basis, message.email_id)
@@ -81,15 +101,16 @@ def identity_of(account_id: str, basis: Basis, message: FetchedMessage, *, place
         account_id,
         size=message.size,
         internal_date=message.internal_date,
-        canonical_headers=canonical_identity(message.sections.get(b"HEADER.FIELDS", b"")),
+        canonical_headers=canonical,
         fallback=place,
     )
 
 
-def event_fields(message: FetchedMessage, flags: frozenset[str], *, structure: bool) -> dict[str, Any]:
+def event_fields(
+    message: FetchedMessage, parsed: Headers, flags: frozenset[str], *, structure: bool
+) -> dict[str, Any]:
     """Fields of `message.added` that come from the message itself."""
-    parsed = parse_headers(message.sections.get(b"HEADER.FIELDS", b""))
-    plain, labels = split_labels(flags)
+    plain, labels = split_labels(flags, labelled=message.gm_labels is not None)
     thread = message.thread_id or (None if message.gm_thrid is None else str(message.gm_thrid))
     attachments = attachments_from_structure(message.structure) if structure and message.structure is not None else None
     return {

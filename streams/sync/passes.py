@@ -11,20 +11,24 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
 from streams.domain.identity import choose_basis, message_id_of
-from streams.domain.mirror import MailboxRecord
+from streams.domain.mirror import LABEL, MailboxRecord
 from streams.domain.plan import (
     ListingPlan,
     ServerMailbox,
     attributes_differ,
+    expected_count,
     is_renumbered,
+    is_whole,
+    mismatches,
     needs_visit,
     next_scan_window,
     plan_listing,
@@ -32,25 +36,37 @@ from streams.domain.plan import (
     uid_set,
     windows_newest_first,
 )
-from streams.errors import MailboxError, MailboxGone, MailboxUnusable
+from streams.errors import HostBusy, MailboxError, MailboxUnusable, MailstreamsError, RetryLater
+from streams.imap.errors import CommandRejected
 from streams.imap.session import ImapSession
 from streams.imap.values import Changes, FetchedMessage, ListedMailbox, MailboxStatus, Selected
 from streams.observer import RuntimeObserver
 from streams.settings import Settings
 from streams.sync import fetching
 from streams.sync.moves import HeldRemovals
-from streams.sync.reading import Reader, Trouble
+from streams.sync.reading import Origin, Reader, Trouble
 from streams.sync.state import AccountState, MailboxState, message_text_id
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 REMOVALS_PER_BATCH = 500
 SEARCH_WINDOW = 20_000
 """UIDs per SEARCH without ESEARCH: the answer is one line of numbers."""
 UNSTABLE_LIMIT = 3
-"""UIDVALIDITY changes in a row after which a mailbox is set aside."""
+"""UIDVALIDITY changes in a row, without a quiet look between them, after which a mailbox is set aside."""
 ASIDE_S = 6 * 3600.0
-SPOT_CHECKS = 2
+"""Longest time, and the time for what only a person can change."""
+ASIDE_FIRST_S = 60.0
+SPOT_CHECKS = 3
+SPOT_CHECKS_IN_DOUBT = 30
+RETRIES_PER_PASS = 5
+"""Messages set aside that are tried again in one look at a mailbox: each may cost the connection."""
+_LASTING = frozenset(
+    {"mailbox_permission", "mailbox_not_selectable", "mailbox_name_unsafe", "uidvalidity_unstable", "too_many_unreadable"}
+)
+GMAIL = "X-GM-EXT-1"
+_GMAIL_BOXES = frozenset({"\\all", "\\junk", "\\trash"})
 
 
 @dataclass(slots=True)
@@ -60,6 +76,7 @@ class Finding:
     box: MailboxState
     new: BitMap = field(default_factory=BitMap)
     missing: BitMap = field(default_factory=BitMap)
+    again: BitMap = field(default_factory=BitMap)
     uidnext: int = 1
     modseq: int | None = None
     reconciled: bool = False
@@ -84,6 +101,8 @@ class Memory:
 
     trouble: Trouble
     checked: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    """Capabilities that are offered and do not work."""
 
 
 class AccountPass:
@@ -121,12 +140,13 @@ class AccountPass:
         self.extend_history()
         listed = await self._list(session)
         plan, deleted = await self._apply_listing(*listed)
-        condstore = session.has("CONDSTORE") or session.has("QRESYNC")
+        await self._show_views(self._choose(session, listed[0]))
+        condstore = _has_condstore(session, self._memory)
         now = self._wall()
         visits: list[MailboxState] = []
         for record, server in (*plan.same, *plan.renamed):
             box = state.mailboxes.get(record.mailbox_id)
-            if box is None or not record.selectable or (only is not None and record.mailbox_id != only):
+            if box is None or not box.synced or (only is not None and record.mailbox_id != only):
                 continue
             if record.aside_until is not None and record.aside_until > now and not full:
                 continue
@@ -145,17 +165,19 @@ class AccountPass:
             held.hold(box, box.known())
         findings: list[Finding] = []
         for box in visits:
-            finding = await self._guarded(box, self._look(session, box, held, full=full))
+            finding = await self._guarded(session, box, self._look(session, box, held, full=full))
             if finding is not None:
                 findings.append(finding)
         for finding in findings:
             if finding.new or finding.missing:
-                await self._guarded(finding.box, self._read_found(session, finding, held, reopen=len(findings) > 1))
+                await self._guarded(session, finding.box, self._read_found(session, finding, held, reopen=len(findings) > 1))
         await self._conclude(findings, held)
         for box in deleted:
             self.state.emit(events.MailboxDeleted, mailbox_id=box.record.mailbox_id, mailbox=box.record.name)
             state.remove_mailbox(box)
         await self.reader.settle()
+        for finding in findings:
+            await self._guarded(session, finding.box, self._try_again(session, finding))
         self.result.visited += len(visits)
         self.result.mailboxes = len(state.mailboxes)
         return self.result
@@ -168,24 +190,34 @@ class AccountPass:
             if finding.new or finding.missing:
                 await self._read_found(session, finding, held, reopen=False)
             await self._conclude([finding], held)
+            await self._try_again(session, finding)
         await self.reader.settle()
         self.result.visited += 1
         return self.result
 
-    async def _guarded(self, box: MailboxState, work: object) -> Finding | None:
+    async def _guarded(self, session: ImapSession, box: MailboxState, work: Awaitable[_T]) -> _T | None:
         """One odd mailbox never ends a pass: it is set aside with its reason (cases 4, 17, 66, 67)."""
         try:
-            return await work  # type: ignore[misc, no-any-return]
-        except MailboxGone:
-            log.info("mailbox %s went away during the pass", box.record.mailbox_id)
+            return await work
         except MailboxError as error:
+            if not session.alive:
+                raise
+            self.set_aside(box, error)
+        except RetryLater as error:
+            if isinstance(error, HostBusy) or not session.alive:
+                raise  # about the account or its host, not about one mailbox
             self.set_aside(box, error)
         return None
 
-    def set_aside(self, box: MailboxState, error: MailboxError) -> None:
+    def set_aside(self, box: MailboxState, error: MailstreamsError) -> None:
+        """Leave the mailbox alone for some time: for as long as the server asks, or longer with each failure in a row."""
         record = box.record
-        record.unstable += 1
-        wait = ASIDE_S if isinstance(error, MailboxUnusable) else min(ASIDE_S, 60.0 * 2.0 ** min(record.unstable, 9))
+        record.failures += 1
+        wait = min(ASIDE_S, ASIDE_FIRST_S * 2.0 ** min(record.failures - 1, 9))
+        if error.code in _LASTING:
+            wait = ASIDE_S
+        if error.retry_after_s is not None:
+            wait = max(wait, error.retry_after_s)
         record.aside = f"{error.code}: {error}"[:300]
         record.aside_until = self._wall() + wait * (0.9 + 0.2 * random.random())
         box.dirty = True
@@ -194,6 +226,27 @@ class AccountPass:
         log.warning("mailbox %s set aside: %s", record.mailbox_id, record.aside)
 
     # --- listing -----------------------------------------------------------------------------------------------------
+    def _choose(self, session: ImapSession, listed: list[ServerMailbox]) -> set[bytes]:
+        """Wire names of mailboxes that only show mail of others: with Gmail all but All Mail, Spam and Trash (case 97)."""
+        if not session.has(GMAIL) or not any(m.special_use == "\\all" and m.selectable for m in listed):
+            return set()
+        return {m.wire_name for m in listed if m.selectable and m.special_use not in _GMAIL_BOXES}
+
+    async def _show_views(self, views: set[bytes]) -> None:
+        """Mailboxes that became views, or ceased to be: a view holds no places of its own."""
+        for box in self.state.mailboxes.values():
+            record = box.record
+            view = record.wire_name in views
+            if view == record.view:
+                continue
+            record.view = view
+            box.dirty = True
+            if view and record.visited:
+                await self.remove_previous(box)
+                await self._remove(box, box.known().copy(), box.epoch)
+                record.quarantined.clear()
+                record.visited, record.backfill_done, record.aside, record.aside_until = False, False, None, None
+
     async def _list(self, session: ImapSession) -> tuple[list[ServerMailbox], bool]:
         answer = await session.list_mailboxes(with_status=True)
         statuses: dict[bytes, MailboxStatus | MailboxError] = {}
@@ -271,46 +324,59 @@ class AccountPass:
     async def _look(self, session: ImapSession, box: MailboxState, held: HeldRemovals, *, full: bool) -> Finding | None:
         record = box.record
         selected = await session.examine(record.wire_name)
-        uidvalidity = selected.uidvalidity or 0
         if not record.visited:
             await self._first_visit(session, box, selected)
             return None
-        if uidvalidity != box.epoch:
-            await self._reset(session, box, selected, held, "uidvalidity_changed")
+        if (selected.uidvalidity or 0) != box.epoch:
+            again = await session.examine(record.wire_name)
+            if again.uidvalidity != selected.uidvalidity:
+                raise MailboxUnusable("its UIDVALIDITY changes each time it is opened", code="uidvalidity_unstable")
+            await self._reset(session, box, again, "uidvalidity_changed")
             return None
-        if await self._renumbered(session, box, selected):
-            await self._reset(session, box, selected, held, "uids_renumbered")
+        if await self._renumbered(session, box):
+            await self._reset(session, box, selected, "uids_renumbered")
             return None
         finding = Finding(box, uidnext=record.uidnext, modseq=selected.highestmodseq)
         watermark = record.uidnext
-        vanished = await self._flags_and_vanished(session, box, selected, full=full)
-        qresync = session.has("QRESYNC") and selected.highestmodseq is not None
-        top = selected.uidnext
-        if top is None or top > watermark or top < watermark:
-            answer = await session.uid_search(f"UID {watermark}:*".encode())
-            finding.new = BitMap(uid for uid in answer.uids if uid >= watermark) - BitMap(record.quarantined)
-            finding.new -= box.known()
-        finding.uidnext = max(watermark, top or 1, finding.new.max() + 1 if finding.new else 1)
+        qresync = _has_qresync(session, self._memory) and selected.highestmodseq is not None
+        lost = (selected.highestmodseq or 0) < record.highestmodseq
+        vanished = await self._flags_and_vanished(session, box, selected, full=full or lost)
+        await self._find_new(session, finding, selected, vanished)
         now = self._wall()
         due = full or now - record.reconciled_at >= self._settings.FULL_RECONCILE_S
-        expected = record.count + len(record.quarantined) + record.excluded + len(finding.new) - len(vanished)
-        doubtful = not qresync and (not record.backfill_done or expected != selected.exists)
-        if due or doubtful:
+        whole = is_whole(record)
+        counted = expected_count(record) + len(finding.new) - len(vanished) == selected.exists
+        # without QRESYNC only counts tell of removals; with it they tell of a server that forgot to
+        if due or lost or (whole and not counted) or (not whole and not qresync):
             found = await self._compare(session, box, selected, watermark)
             if found is not None:
                 vanished |= found[0]
                 finding.missing |= found[1]
                 finding.reconciled = True
-        finding.missing |= BitMap(uid for uid, q in record.quarantined.items() if q.retry_at <= now and uid < watermark)
-        aside = [uid for uid in record.quarantined if uid in vanished]
-        for uid in aside:
+        for uid in [uid for uid in record.quarantined if uid in vanished]:
             del record.quarantined[uid]
             box.dirty = True
+        finding.again = BitMap(uid for uid, q in record.quarantined.items() if q.retry_at <= now and uid < watermark)
         held.hold(box, vanished & box.known())
-        if record.aside is not None or record.unstable:
-            record.aside, record.aside_until, record.unstable = None, None, 0
+        if record.aside is not None or record.unstable or record.failures:
+            record.aside, record.aside_until, record.unstable, record.failures = None, None, 0, 0
             box.dirty = True
         return finding
+
+    async def _find_new(
+        self, session: ImapSession, finding: Finding, selected: Selected, vanished: BitMap
+    ) -> None:
+        """UIDs at or above the watermark. A tagged OK without any proves the range up to UIDNEXT empty (case 21)."""
+        box, record = finding.box, finding.box.record
+        watermark, top = record.uidnext, selected.uidnext
+        if top == watermark:
+            return
+        answer = await session.uid_search(f"UID {watermark}:*".encode())
+        finding.new = BitMap(uid for uid in answer.uids if uid >= watermark) - BitMap(record.quarantined)
+        finding.new -= box.known()
+        if not answer.stated and not (is_whole(record) and expected_count(record) - len(vanished) >= selected.exists):
+            return  # no result line, and there may be something to tell: the range is not proven empty (case 25)
+        finding.uidnext = max(watermark, top or 1, finding.new.max() + 1 if finding.new else 1)
 
     async def _first_visit(self, session: ImapSession, box: MailboxState, selected: Selected) -> None:
         record = box.record
@@ -363,14 +429,13 @@ class AccountPass:
             since=None if record.since is None else utc(record.since),
         )
 
-    async def _reset(
-        self, session: ImapSession, box: MailboxState, selected: Selected, held: HeldRemovals, reason: str
-    ) -> None:
+    async def _reset(self, session: ImapSession, box: MailboxState, selected: Selected, reason: str) -> None:
         """A new epoch (RFC 9051, 2.3.1.1): nothing of the old one may be believed; its places are paired or removed later."""
         record = box.record
+        if record.unstable >= UNSTABLE_LIMIT and record.aside is None:
+            raise MailboxUnusable("its UIDVALIDITY does not hold still", code="uidvalidity_unstable")
         record.unstable += 1
-        if record.unstable > UNSTABLE_LIMIT:
-            raise MailboxUnusable("its UIDVALIDITY changes each time it is opened", code="uidvalidity_unstable")
+        record.aside, record.aside_until = None, None
         if record.previous is not None:
             await self.remove_previous(box)
         uidvalidity = selected.uidvalidity or 0
@@ -399,33 +464,45 @@ class AccountPass:
         self._observer.quarantined("epoch", reason)
         await self.reader.flush()
 
-    async def _renumbered(self, session: ImapSession, box: MailboxState, selected: Selected) -> bool:
-        """Spot-check of a few known UIDs, once per runner and mailbox (case 34)."""
+    async def _renumbered(self, session: ImapSession, box: MailboxState) -> bool:
+        """Spot-check of a few known UIDs, once per runner and mailbox; each time where UIDVALIDITY is 0 (cases 16, 34)."""
         record = box.record
-        if record.mailbox_id in self._memory.checked:
+        if record.mailbox_id in self._memory.checked and box.epoch:
             return False
         known = box.known()
         if not known:
             return False
-        sample = known[max(0, len(known) - SPOT_CHECKS) :]
-        if len(known) > SPOT_CHECKS:
-            sample.add(known[random.randrange(len(known))])
+        sample = known[max(0, len(known) - SPOT_CHECKS + 1) :]
+        sample.add(known[random.randrange(len(known))])
+        wrong, answered = await self._spot_check(session, box, sample)
+        if wrong:
+            more = BitMap(known[random.randrange(len(known))] for _ in range(SPOT_CHECKS_IN_DOUBT)) - sample
+            if more:
+                further = await self._spot_check(session, box, more)
+                wrong, answered = wrong + further[0], answered + further[1]
+        self._memory.checked.add(record.mailbox_id)
+        return is_renumbered(wrong, answered)
+
+    async def _spot_check(self, session: ImapSession, box: MailboxState, sample: BitMap) -> tuple[int, int]:
+        """How many of the sample are not what they were, and how many answered."""
         found: dict[int, FetchedMessage] = {}
         items = fetching.message_items(session.capabilities, structure=False)
         async with contextlib.aclosing(session.uid_fetch(uid_set(sample), items)) as chunks:
             async for chunk in chunks:
                 found.update((m.uid, m) for m in chunk.messages if fetching.is_complete(m))
-        self._memory.checked.add(record.mailbox_id)
         basis = self.state.record.basis or "content"
-        expected, answered = [], []
+        expected: list[bytes] = []
+        answered: list[bytes | None] = []
         for uid in sample:
             message = found.get(uid)
             expected.append(box.identity(uid))
-            place = f"{record.mailbox_id}/{box.epoch}/{uid}"
-            answered.append(
-                None if message is None else fetching.identity_of(self.state.account_id, basis, message, place=place)
-            )
-        return is_renumbered(expected, answered)
+            if message is None:
+                answered.append(None)
+                continue
+            place = f"{box.record.mailbox_id}/{box.epoch}/{uid}"
+            canonical = (await fetching.read_headers(message)).canonical
+            answered.append(fetching.identity_of(self.state.account_id, basis, message, canonical, place=place))
+        return mismatches(expected, answered)
 
     async def _flags_and_vanished(
         self, session: ImapSession, box: MailboxState, selected: Selected, *, full: bool
@@ -436,29 +513,44 @@ class AccountPass:
         known = box.known()
         if not known or record.uidnext <= 1:
             return vanished
-        qresync = session.has("QRESYNC")
         current = selected.highestmodseq
-        condstore = current is not None and (qresync or session.has("CONDSTORE"))
+        condstore = current is not None and _has_condstore(session, self._memory)
         items = fetching.flag_items(session.capabilities)
         if not condstore:
             items = [item for item in items if item != b"MODSEQ"]
-        if full or (condstore and (record.highestmodseq == 0 or (current or 0) < record.highestmodseq)):
+        if full or (condstore and record.highestmodseq == 0):
             # no history to build on, or the server lost it (case 6): read every flag
             for window in windows_newest_first(known.copy(), SEARCH_WINDOW):
                 await self._read_flags(session, box, uid_set(window), items)
         elif condstore:
             if (current or 0) > record.highestmodseq:
-                span = f"1:{record.uidnext - 1}"
-                async with contextlib.aclosing(
-                    session.uid_fetch(span, items, changed_since=record.highestmodseq, vanished=qresync)
-                ) as chunks:
-                    async for chunk in chunks:
-                        self.apply_flags(box, chunk.messages)
-                        vanished |= chunk.vanished
-                        await self.reader.flush()
+                return (await self._changed_since(session, box, items)) & known
         else:
             await self._scan_flags(session, box, items)
-        return vanished & known
+        return vanished
+
+    async def _changed_since(self, session: ImapSession, box: MailboxState, items: list[bytes]) -> BitMap:
+        """Flags that changed since the cursor, and with QRESYNC what vanished (RFC 7162, 3.1.4.1 and 3.2.6)."""
+        record = box.record
+        vanished = BitMap()
+        span = f"1:{record.uidnext - 1}"
+        qresync = _has_qresync(session, self._memory)
+        try:
+            async with contextlib.aclosing(
+                session.uid_fetch(span, items, changed_since=record.highestmodseq, vanished=qresync)
+            ) as chunks:
+                async for chunk in chunks:
+                    self.apply_flags(box, chunk.messages)
+                    vanished |= chunk.vanished
+                    await self.reader.flush()
+        except CommandRejected as error:
+            # offered, and not understood (case 11): never again with this runner, this time the long way
+            self._memory.refused.add("QRESYNC" if qresync else "CONDSTORE")
+            log.warning("mailbox %s: %s; doing without", record.mailbox_id, error)
+            if qresync:
+                return await self._changed_since(session, box, items)
+            await self._scan_flags(session, box, [item for item in items if item != b"MODSEQ"])
+        return vanished
 
     async def _read_flags(self, session: ImapSession, box: MailboxState, uids: str, items: list[bytes]) -> None:
         async with contextlib.aclosing(session.uid_fetch(uids, items)) as chunks:
@@ -493,13 +585,13 @@ class AccountPass:
                 continue
             before = box.flags(message.uid)
             if message.gm_labels is None:
-                flags |= {f for f in before if f.startswith(fetching.LABEL)}
+                flags |= {f for f in before if f.startswith(LABEL)}
             if flags == before:
                 continue
             after = box.set_flags(message.uid, flags)
             if after == before:
                 continue
-            plain, labels = fetching.split_labels(after)
+            plain, labels = fetching.split_labels(after, labelled=message.gm_labels is not None)
             self.state.emit(
                 events.MessageFlagsChanged,
                 mailbox_id=box.record.mailbox_id,
@@ -509,8 +601,8 @@ class AccountPass:
                 message_id=message_text_id(box.identity(message.uid)),
                 flags=plain,
                 labels=labels,
-                added=tuple(sorted(f for f in after - before if not f.startswith(fetching.LABEL))),
-                removed=tuple(sorted(f for f in before - after if not f.startswith(fetching.LABEL))),
+                added=tuple(sorted(f for f in after - before if not f.startswith(LABEL))),
+                removed=tuple(sorted(f for f in before - after if not f.startswith(LABEL))),
                 modseq=None if message.modseq is None else str(message.modseq),
             )
             self.result.flags += 1
@@ -564,13 +656,38 @@ class AccountPass:
         if reopen and session.selected != box.record.wire_name:
             selected = await session.examine(box.record.wire_name)
             if (selected.uidvalidity or 0) != box.epoch:
-                raise MailboxUnusable("UIDVALIDITY changed between two looks")
-        for uids, origin in ((finding.new, "live"), (finding.missing, "repair")):
-            for window in _windows(uids, self.reader):
-                await self.reader.read(session, box, window, origin, held)  # type: ignore[arg-type]
-                self._memory.trouble.grow(self._settings.FETCH_WINDOW)
+                log.info("mailbox %s: UIDVALIDITY changed between two looks", box.record.mailbox_id)
+                return None  # nothing was read, so the cursor stays; the next pass sees the new epoch
+        parts: tuple[tuple[BitMap, Origin], ...] = ((finding.new, "live"), (finding.missing, "repair"))
+        for uids, origin in parts:
+            await self._read_all(session, box, uids, origin, held)
         finding.new, finding.missing = BitMap(), BitMap()
         return finding
+
+    async def _read_all(
+        self, session: ImapSession, box: MailboxState, uids: BitMap, origin: Origin, held: HeldRemovals
+    ) -> None:
+        """Windows, newest first; then one by one those after which a connection ended before."""
+        trouble = self._memory.trouble
+        suspects = trouble.suspected(box, uids)
+        for window in _windows(uids - suspects, self.reader):
+            await self.reader.read(session, box, window, origin, held)
+            trouble.grow(self._settings.FETCH_WINDOW)
+        for uid in suspects:
+            await self.reader.read(session, box, BitMap([uid]), origin, held)
+
+    async def _try_again(self, session: ImapSession, finding: Finding) -> None:
+        """Messages set aside earlier whose time has come: alone, and after everything else was published."""
+        box = finding.box
+        if not finding.again or box.deleted:
+            return
+        if session.selected != box.record.wire_name:
+            selected = await session.examine(box.record.wire_name)
+            if (selected.uidvalidity or 0) != box.epoch:
+                return
+        for uid in finding.again[:RETRIES_PER_PASS]:
+            await self.reader.read(session, box, BitMap([uid]), "repair", HeldRemovals())
+        await self.reader.settle()
 
     async def _conclude(self, findings: list[Finding], held: HeldRemovals) -> None:
         for box, epoch, uids in held.rest():
@@ -632,7 +749,9 @@ class AccountPass:
             return False
         if box.record.previous is not None or not box.record.visited:
             return False
-        self.apply_flags(box, list(changes.fetched.values()))
+        # what a pass has seen already may come late here, after something newer: the cursor tells (RFC 7162, 3.1)
+        cursor = box.record.highestmodseq
+        self.apply_flags(box, [m for m in changes.fetched.values() if m.modseq is None or m.modseq > cursor])
         if changes.exists is not None:
             await self._read_arrivals(session, box)
         await self.reader.settle()
@@ -648,12 +767,19 @@ class AccountPass:
         else:
             found = await session.uid_search(f"UID {low}:*".encode())
             seen = BitMap(uid for uid in found.uids if uid >= low)
-            for window in _windows(seen - box.known() - BitMap(record.quarantined), self.reader):
-                await self.reader.read(session, box, window, "live", held)
-            self._memory.trouble.grow(self._settings.FETCH_WINDOW)
+            await self._read_all(session, box, seen - box.known() - BitMap(record.quarantined), "live", held)
         if seen:
             record.uidnext = max(record.uidnext, seen.max() + 1)
             box.dirty = True
+
+
+def _has_qresync(session: ImapSession, memory: Memory) -> bool:
+    """Whether VANISHED can be asked for: switched on, and never refused."""
+    return "QRESYNC" in session.enabled and not memory.refused & {"QRESYNC", "CONDSTORE"}
+
+
+def _has_condstore(session: ImapSession, memory: Memory) -> bool:
+    return (session.has("CONDSTORE") or session.has("QRESYNC")) and "CONDSTORE" not in memory.refused
 
 
 def _windows(uids: BitMap, reader: Reader) -> list[BitMap]:

@@ -48,6 +48,11 @@ class MailboxState:
         """UIDVALIDITY in force; 0 where the server has none."""
         return self.record.uidvalidity or 0
 
+    @property
+    def synced(self) -> bool:
+        """Whether its messages are followed: it can be opened, and does not merely show those of another mailbox."""
+        return self.record.selectable and not self.record.view
+
     def known(self, uidvalidity: int | None = None) -> BitMap:
         """UIDs known in an epoch (the current one by default). Read only. Raises `MirrorDamaged` when a segment is missing."""
         epoch = self.epoch if uidvalidity is None else uidvalidity
@@ -301,6 +306,13 @@ class AccountState:
     def by_wire_name(self, wire_name: bytes) -> MailboxState | None:
         """Mailbox with that wire name."""
         return next((m for m in self.mailboxes.values() if m.record.wire_name == wire_name), None)
+
+    def watched(self) -> MailboxState | None:
+        """The mailbox in which new mail shows at once: INBOX, or All Mail where INBOX is a view of it."""
+        inbox = self.by_wire_name(b"INBOX")
+        if inbox is None or inbox.synced:
+            return inbox
+        return next((m for m in self.mailboxes.values() if m.synced and m.record.special_use == "\\all"), None)
 
     def iterate(self) -> Iterator[MailboxState]:
         """Mailboxes, INBOX first, then those with a special use, then the others by name."""
