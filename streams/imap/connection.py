@@ -59,7 +59,7 @@ class Exchange:
 
     __slots__ = (
         *("name", "tag", "chunks", "done", "on_untagged", "on_continuation"),
-        *("deadline", "stall_s", "pauses", "started"),
+        *("deadline", "stall_s", "pauses", "started", "timeout_s"),
     )
 
     def __init__(
@@ -77,6 +77,7 @@ class Exchange:
         self.done = done
         self.on_untagged = on_untagged
         self.on_continuation = on_continuation
+        self.timeout_s: float | None = None  # counted from when it is the oldest in flight: servers answer in order
         self.deadline: float | None = None  # loop time by which it must have ended
         self.stall_s: float | None = None  # longest time without a byte
         self.pauses = False  # reading stops with its tagged response: what follows is not ours to parse yet
@@ -267,9 +268,13 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
             raise ProtocolViolation("an answer came to a command that was not sent")
         if exchange.pauses:
             self._halted = True
-        self.observer.command_finished(exchange.name, self.loop.time() - exchange.started, response.condition)
+        now = self.loop.time()
+        self.observer.command_finished(exchange.name, now - exchange.started, response.condition)
         if not exchange.done.done():
             exchange.done.set_result(response)
+        for waiting in self._in_flight.values():
+            if waiting.timeout_s is not None:
+                waiting.deadline = now + waiting.timeout_s
 
     def _continue(self, text: bytes) -> None:
         for exchange in self._in_flight.values():
@@ -320,6 +325,7 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
         chunks = encode(tag, command, self.literal_mode)
         exchange = Exchange(command.name, tag, chunks[1:], self.loop.create_future(), on_untagged, on_continuation)
         exchange.started = now
+        exchange.timeout_s = timeout_s
         exchange.deadline = None if timeout_s is None else now + timeout_s
         exchange.stall_s = stall_s
         exchange.pauses = pauses

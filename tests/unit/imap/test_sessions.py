@@ -428,6 +428,16 @@ async def test_case_80_a_command_that_is_never_answered_costs_the_connection() -
                 await session.list_mailboxes()
 
 
+async def test_commands_in_flight_together_each_have_their_time() -> None:
+    made = account()
+    names = [f"box{number}" for number in range(8)]
+    for name in names:
+        made.create(name)
+    async with ImapServer([made], FULL) as server, logged_in(server, limits=QUICK) as session:
+        server.bend("STATUS", lambda answer: [Pause(0.15), *answer])  # 1.2 s in all, 0.5 s for each
+        assert len(await session.statuses([name.encode() for name in names])) == 8
+
+
 async def test_case_80_a_command_that_is_given_up_costs_the_connection() -> None:
     async with ImapServer([account()], FULL) as server:
         server.bend("NOOP", lambda _: [Hang()])
