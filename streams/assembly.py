@@ -21,6 +21,7 @@ from streams.agents import attach as attach_control_plane
 from streams.commands.export.handler import Exporter
 from streams.commands.handlers import Handlers, load_handlers
 from streams.commands.job_group import job_group
+from streams.commands.owner_service import OwnerService
 from streams.commands.service import JobService
 from streams.contracts.topics import JOBS
 from streams.directory.accounts import AccountStore
@@ -32,6 +33,7 @@ from streams.imap.tls import client_tls_context
 from streams.observer import RuntimeObserver
 from streams.projection.migrations import migrate
 from streams.projection.projector import Projector
+from streams.projection.truths import ProjectedTruths
 from streams.runtime.checks import check_data_directory, kafka_check
 from streams.runtime.extensions import Extension, extend
 from streams.runtime.faust_service import FaustService
@@ -45,6 +47,7 @@ from streams.runtime.topics import topics_check
 from streams.settings import Settings
 from streams.sync.connections import AccountLink, Connector
 from streams.sync.hosting import Host
+from streams.sync.operations import Operations
 
 
 @dataclass
@@ -181,11 +184,16 @@ def create_app(
 
     connector = _connector(settings, directory, parts.observer)
     host = Host(settings, connector, parts.observer, worker=settings.WORKER_NAME)
+    truths = ProjectedTruths(settings)
+    commands = OwnerService(settings, Operations(host, truths), parts.observer)
+    host.commands = commands
     parts.owning.append(host)
     plane = attach_control_plane(app, settings=settings, host=host, store=directory.store, observer=parts.observer)
     parts.control.append(FaustService(app, parts.observer, problems=plane.problems))
     if settings.PROJECTION == "worker":
         parts.beside.append(ProjectorService(settings, parts.observer))
+    parts.hooks.on_shutdown(truths.close)
+    parts.tasks.append(commands)
     parts.tasks.append(JobService(settings, job_handlers(settings, connector), parts.observer))
     parts.beside.extend(attach)
     return app

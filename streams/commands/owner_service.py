@@ -68,6 +68,7 @@ class OwnerService:
         self._topic = settings.topic(topics.COMMANDS)
         self._engine: Engine | None = None
         self._open: dict[int, _Open] = {}
+        self._early: dict[int, OwnerLog] = {}
         self._changed = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._consumer: AIOKafkaConsumer | None = None
@@ -87,6 +88,9 @@ class OwnerService:
             observer=self._observer,
         )
         self._reading = asyncio.create_task(self._read(), name="commands-reader")
+        early, self._early = self._early, {}
+        for shard_log in early.values():
+            self.opened(shard_log)
 
     async def stop(self, deadline_s: float) -> None:
         """Take nothing any more, let what runs finish. The shards close after this. Raises `HandlersIgnored`."""
@@ -134,7 +138,10 @@ class OwnerService:
     def opened(self, shard_log: OwnerLog) -> None:
         """A shard runs: take up its commands. Raises `MirrorDamaged` when what is known of them cannot be read."""
         self.closed(shard_log.partition)
-        if self._engine is None or self._stopping:
+        if self._engine is None:
+            self._early[shard_log.partition] = shard_log  # shards run before commands are taken
+            return
+        if self._stopping:
             return
         lane = OwnerLane(shard_log, remembered=self._settings.COMMANDS_REMEMBERED, full_name=self._settings.topic)
         partition = shard_log.partition
@@ -144,6 +151,7 @@ class OwnerService:
 
     def closed(self, partition: int) -> None:
         """The shard does not run any more: its commands are left to the next one."""
+        self._early.pop(partition, None)
         was = self._open.pop(partition, None)
         if was is not None:
             assert self._engine is not None

@@ -49,7 +49,7 @@ class Backfill:
         """Wait until everything read is committed. Raises `ProducerLost`."""
         await self._pass.reader.settle()
 
-    def next_box(self) -> MailboxState | None:
+    def next_box(self, only: frozenset[str] | None = None) -> MailboxState | None:
         """The mailbox to go on with: those after a reset first, then INBOX, special-use folders, the others."""
         now = self._wall()
         open_boxes = [
@@ -62,9 +62,9 @@ class Backfill:
         ]
         return min(open_boxes, key=lambda box: box.record.previous is None, default=None)
 
-    async def step(self, session: ImapSession) -> bool:
+    async def step(self, session: ImapSession, *, only: frozenset[str] | None = None) -> bool:
         """Read one window. False when there is nothing left to do. Raises what the session and the log raise."""
-        box = self.next_box()
+        box = self.next_box(only)
         if box is None:
             return False
         try:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from streams.contracts.account import Phase
 from streams.domain.ownership import AccountEntry, ShardEvent, ShardPhase, on_assignment
@@ -24,6 +24,7 @@ from streams.observer import RuntimeObserver
 from streams.runtime.services import Health
 from streams.settings import Settings
 from streams.sync.connections import Connector
+from streams.sync.log import ShardLog
 from streams.sync.runner import AccountRunner, RunnerServices
 from streams.sync.shard import Membership, Shard
 from streams.sync.store import MirrorStore
@@ -75,15 +76,37 @@ class HostSnapshot:
     errors: tuple[tuple[str, str], ...] = field(default_factory=tuple)
 
 
+class LogListener(Protocol):
+    """Wants to write to the logs of running shards."""
+
+    def opened(self, shard_log: ShardLog) -> None:
+        """A shard runs. Raises `MirrorDamaged`."""
+        ...
+
+    def closed(self, partition: int) -> None:
+        """It does not run any more."""
+        ...
+
+
 class Host:
     """Implements the control plane's `ShardHost`, and is a service of the process."""
 
     name = "shards"
 
-    def __init__(self, settings: Settings, connector: Connector, observer: RuntimeObserver, *, worker: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        connector: Connector,
+        observer: RuntimeObserver,
+        *,
+        worker: str,
+        commands: LogListener | None = None,
+    ) -> None:
+        """`commands` is told of each log that opens and closes, so that the commands of the partition are run."""
         self._settings = settings
         self._observer = observer
         self._worker = worker
+        self.commands = commands
         self._store: MirrorStore | None = None
         self._shards: dict[int, Shard] = {}
         self._entries: dict[int, dict[str, AccountEntry]] = {}
@@ -126,6 +149,8 @@ class Host:
         left = max(0.0, deadline_s - (time.monotonic() - started))
         shards = list(self._shards.values())
         self._shards.clear()
+        for shard in shards:
+            self._commands_closed(shard.partition)
         await asyncio.gather(*(shard.close(flush_s=left) for shard in shards), return_exceptions=True)
         if self._store is not None:
             store, self._store = self._store, None
@@ -137,8 +162,7 @@ class Host:
         stuck = [
             f"shard {p} {s.phase.value} for {now - s.since:.0f} s: {s.error or 'no error'}"
             for p, s in self._shards.items()
-            if s.phase in (ShardPhase.FENCING, ShardPhase.PROVING, ShardPhase.RESTORING, ShardPhase.BROKEN)
-            and now - s.since > STUCK_S
+            if s.phase in (ShardPhase.FENCING, ShardPhase.PROVING, ShardPhase.RESTORING) and now - s.since > STUCK_S
         ]
         on_the_way = [p for p, s in self._shards.items() if s.phase is not ShardPhase.RUNNING]
         detail = {
@@ -277,6 +301,10 @@ class Host:
         """The runner of an account, if it is served here."""
         return self._runners.get(account_id)
 
+    def is_live(self, account_id: str) -> bool:
+        """Whether the control plane says that the account is live and ours, served or not."""
+        return any(account_id in entries for entries in self._entries.values())
+
     def shard(self, partition: int) -> Shard | None:
         """The shard of a partition, if it is assigned here."""
         return self._shards.get(partition)
@@ -289,6 +317,13 @@ class Host:
     async def _shard_running(self, shard: Shard) -> None:
         """Load the accounts of the partition, then give them runners. After a lost producer the runners are there already."""
         partition = shard.partition
+        current = shard.log
+        if self.commands is not None and current is not None:
+            try:
+                self.commands.opened(current)
+            except MirrorDamaged as error:
+                shard.mirror_unreadable(error)
+                return
         if partition in self._loaded or self._accounts is None:
             return
         entries = self._entries.setdefault(partition, {})
@@ -302,7 +337,12 @@ class Host:
         self._loaded.add(partition)
         self._place_wake.set()
 
+    def _commands_closed(self, partition: int) -> None:
+        if self.commands is not None:
+            self.commands.closed(partition)
+
     async def _shard_broken(self, shard: Shard) -> None:
+        self._commands_closed(shard.partition)
         runners = [r for r in self._runners.values() if r.shard is shard]
         for runner in runners:
             self._runners.pop(runner.account_id, None)
@@ -314,6 +354,7 @@ class Host:
         task = self._spawn(self._drop(partitions, shards), "drop-shards")
         for partition in partitions:
             self._closing[partition] = task
+            self._commands_closed(partition)
 
     async def _drop(self, partitions: frozenset[int], shards: list[Shard]) -> None:
         gone = {id(shard) for shard in shards}

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,13 +54,16 @@ from streams.sync.state import AccountState
 
 log = logging.getLogger(__name__)
 
-INBOX: Final = b"INBOX"
 STATUS_EVERY_S: Final = 900.0
 """An unchanged status is published again this often."""
 NOOP_EVERY_S: Final = 30.0
 """How often INBOX is asked where the server has no IDLE."""
 TELL_S: Final = 5.0
 """Time to publish that an account has stopped."""
+CRASH_LOOP_AFTER: Final = 3
+"""Processes in a row that ended while they began to work on an account, after which it has to wait (case 18)."""
+CRASH_LOOP_WAIT_S: Final = 60.0
+"""How long, the first time; twice as long with each further one, up to BACKOFF_MAX_S."""
 STABLE_AFTER_S: Final = 60.0
 """A watching connection that lived this long forgives earlier failures."""
 
@@ -139,6 +142,11 @@ class AccountRunner:
         self._published_at = 0.0
         self._tier_dirty = False
         self._tier_event = asyncio.Event()
+        self._not_before = 0.0
+        self._begun: set[str] = set()
+        self._working: set[str] = set()
+        self._marked = False
+        self._history_at = 0.0
 
     # --- life --------------------------------------------------------------------------------------------------------
     def start(self, log_now: ShardLog, *, session_active: bool) -> None:
@@ -156,6 +164,7 @@ class AccountRunner:
             if record.caught_up:
                 # INBOX is known: a hot account is watched at once, whenever its next poll is due.
                 self._ready.set()
+            self._guard_against_crash_loop(record)
             if record.caught_up and record.last_poll_at is not None and not self._history_left(log_now):
                 now = self._services.wall()
                 due = record.last_poll_at + self._interval()
@@ -166,11 +175,24 @@ class AccountRunner:
             self._tier_dirty = True
         self._task = asyncio.create_task(self._run(), name=f"runner-{self.account_id}")
 
+    def _guard_against_crash_loop(self, record: mirror.AccountRecord) -> None:
+        """An account during whose work the process died again and again has to wait, so that the others get their turn."""
+        count = record.unfinished
+        if count < CRASH_LOOP_AFTER:
+            return
+        wait = min(self._settings.BACKOFF_MAX_S, CRASH_LOOP_WAIT_S * 2.0 ** min(count - CRASH_LOOP_AFTER, 16))
+        self._not_before = self.retry_at = record.unfinished_at + wait * (0.5 + random.random())
+        self.failure = Failure(
+            "crash_loop", f"{count} processes in a row ended while they worked on this account", self._services.wall()
+        )
+        self._enter("backing_off")
+        log.error("account %s: %s", self.account_id, self.failure.message)
+
     def _history_left(self, log_now: ShardLog) -> bool:
         """Whether the last owner was still reading history: that goes on now, not at the next poll."""
         for _, value in log_now.scan(f"{self.account_id}/mailbox/"):
             box = mirror.decode_mailbox(value)
-            if box.selectable and not box.backfill_done and not box.aside:
+            if box.selectable and not box.view and not box.backfill_done and not box.aside:
                 return True
         return False
 
@@ -227,6 +249,7 @@ class AccountRunner:
         """Poll now."""
         self.next_poll_at = 0.0
         self.retry_at = None
+        self._not_before = 0.0
         self._wake_all()
 
     def _wake_all(self) -> None:
@@ -285,8 +308,10 @@ class AccountRunner:
         self._services.on_dead(self, reason)
 
     async def _poll_forever(self, shard_log: ShardLog) -> None:
+        if self._not_before > self._services.wall():
+            await self._tell(shard_log)
         while not self._stopping:
-            delay = self.next_poll_at - self._services.wall()
+            delay = max(self.next_poll_at, self._not_before) - self._services.wall()
             if delay > 0:
                 await _wait(self._poll_wake, delay)
                 continue
@@ -305,6 +330,7 @@ class AccountRunner:
 
     async def _poll(self, shard_log: ShardLog, session: ImapSession) -> None:
         """Passes and history on one connection, until there is no history left or the account changes shape."""
+        await self._begin_work(shard_log, "poll")
         while not self._stopping:
             started = self._services.wall()
             async with self._lock:
@@ -319,17 +345,25 @@ class AccountRunner:
                     await self._leave(state, account_pass)
             self._ready.set()
             self.next_poll_at = started + jittered(self._interval(), random=random.random())
-            if not await self._read_history(shard_log, session):
+            if not await self._read_history(shard_log, session, slowly=self._throttled(session)):
                 return
 
-    async def _read_history(self, shard_log: ShardLog, session: ImapSession) -> bool:
-        """Windows of history until the next poll is due (True: another pass) or none is left (False)."""
+    def _throttled(self, session: ImapSession) -> bool:
+        """Whether the server asked for less (case 76): then logins to it wait, and history is read by single windows."""
+        if not session.take_changes().throttled:
+            return False
+        connection = self._link.connection
+        if connection is not None:
+            self._services.connector.slow_down(connection.host.lower(), None)
+        return True
+
+    async def _read_history(self, shard_log: ShardLog, session: ImapSession, *, slowly: bool) -> bool:
+        """Windows of history until the next poll is due (True: another pass) or no more is to be read now (False)."""
         backfill: Backfill | None = None
         async with self._services.backfills:
             while not self._stopping:
-                if self._services.wall() >= self.next_poll_at:
-                    return True
-                before = 0
+                if not await self._may_read_history():
+                    return not self._stopping
                 async with self._lock:
                     state = self._load(shard_log)
                     if backfill is None or backfill.state is not state:
@@ -337,27 +371,90 @@ class AccountRunner:
                             state, self._settings, self._services.observer, self._memory, wall=self._services.wall
                         )
                         backfill = Backfill(state, self._settings, self._memory, account_pass, wall=self._services.wall)
-                    before = backfill.read
+                    read, received = backfill.read, backfill.bytes
                     more = await backfill.step(session)
                     self._seen(state)
+                    self._unmark(state, "poll")
                     if not more:
                         self._enter(_phase_of(state))
                         self._publish_status(state)
                         await backfill.settle()
                         self._leave_quietly(state)
-                        return False
-                await self._throttle(backfill.read - before)
+                        break
+                self._pay(backfill.read - read, backfill.bytes - received)
+                if slowly or self._throttled(session):
+                    return False
+                await asyncio.sleep(0)
         return False
 
-    async def _throttle(self, messages: int) -> None:
-        rate = self._settings.BACKFILL_MESSAGES_PER_S
-        await asyncio.sleep(messages / rate if rate > 0 and messages else 0)
+    def _pay(self, messages: int, received: int) -> None:
+        """History within BACKFILL_MESSAGES_PER_S and BACKFILL_BYTES_PER_S: when the next window may be read."""
+        settings = self._settings
+        seconds = 0.0
+        if settings.BACKFILL_MESSAGES_PER_S > 0:
+            seconds = messages / settings.BACKFILL_MESSAGES_PER_S
+        if settings.BACKFILL_BYTES_PER_S > 0:
+            seconds = max(seconds, received / settings.BACKFILL_BYTES_PER_S)
+        self._history_at = max(self._history_at, self._services.wall()) + seconds
+
+    async def _throttle(self, messages: int, received: int) -> None:
+        """Pay for a window, and wait until the rates allow the next."""
+        self._pay(messages, received)
+        while not self._stopping and (left := self._history_at - self._services.wall()) > 0:
+            await asyncio.sleep(min(left, 1.0))
+
+    async def _may_read_history(self) -> bool:
+        """Wait until the rates allow another window. False: a poll is due first, or the runner stops."""
+        while not self._stopping:
+            now = self._services.wall()
+            if now >= self.next_poll_at:
+                return False
+            if now >= self._history_at:
+                return True
+            await _wait(self._poll_wake, min(self._history_at, self.next_poll_at) - now)
+        return False
+
+    async def _begin_work(self, shard_log: ShardLog, what: str) -> None:
+        """Leave a mark that this process has begun; who finds it knows that the process did not live to take it away."""
+        if what in self._begun:
+            return
+        self._begun.add(what)
+        self._working.add(what)
+        async with self._lock:
+            if self._marked:
+                return
+            self._marked = True
+            state = self._load(shard_log)
+            state.record.unfinished += 1
+            state.record.unfinished_at = self._services.wall()
+            state.touch()
+            await state.commit()
+            self._leave_quietly(state)
+
+    def _unmark(self, state: AccountState, *what: str) -> None:
+        """This went well, or failed without harm to the process: the mark goes with the next write."""
+        self._working.difference_update(what)
+        if self._marked and not self._working:
+            self._marked = False
+            state.record.unfinished = 0
+            state.touch()
+
+    async def _tell(self, shard_log: ShardLog) -> None:
+        """Publish the status now."""
+        async with self._lock:
+            state = self._load(shard_log)
+            self._publish_status(state)
+            await state.commit()
+            self._leave_quietly(state)
 
     async def _watch_forever(self, shard_log: ShardLog) -> None:
         failures = 0
         while not self._stopping:
             if self.tier != "hot":
                 await _wait(self._watch_wake, None)
+                continue
+            if self._not_before > self._services.wall():
+                await _wait(self._watch_wake, self._not_before - self._services.wall())
                 continue
             if not self._ready.is_set():
                 # the first pass tells whether there is an INBOX, and whether the account can be reached at all
@@ -384,30 +481,33 @@ class AccountRunner:
 
     async def _watch(self, shard_log: ShardLog, session: ImapSession) -> None:
         """IDLE on INBOX. Nothing falls between: INBOX is looked at after it was opened, and what came meanwhile waits."""
+        await self._begin_work(shard_log, "watch")
         while self._wants_watch():
             async with self._lock:
                 state = self._load(shard_log)
                 account_pass = AccountPass(
                     state, self._settings, self._services.observer, self._memory, wall=self._services.wall
                 )
-                box = state.by_wire_name(INBOX)
+                box = state.watched()
                 try:
                     if box is None or not box.record.selectable:
                         raise RetryLater("the server shows no INBOX", code="no_inbox")
-                    if session.selected != INBOX:
+                    inbox = box.record.wire_name
+                    if session.selected != inbox:
                         await account_pass.visit(session, box)
                     if session.pending_changes:
                         changes = session.take_changes()
                         if changes.throttled:
                             raise HostBusy("the server asks for less", code="throttled")
                         if not await account_pass.take(session, box, changes):
-                            await account_pass.run(session, always=INBOX)
-                            if session.selected != INBOX:
+                            await account_pass.run(session, always=inbox)
+                            if session.selected != inbox:
                                 continue
                         self._seen(state)
+                    self._unmark(state, "watch")
                 finally:
                     await self._leave(state, account_pass)
-            if session.selected != INBOX or session.pending_changes:
+            if session.selected != inbox or session.pending_changes:
                 continue
             if self._phase_after() != self.phase:
                 self._enter(self._phase_after())
@@ -448,6 +548,48 @@ class AccountRunner:
                 await state.commit()
                 self._leave_quietly(state)
 
+    # --- for commands ------------------------------------------------------------------------------------------------
+    async def perform(
+        self, purpose: str, work: Callable[[ImapSession, AccountState, AccountPass], Awaitable[_T]]
+    ) -> _T:
+        """Do something with a connection of its own, under the account's lock. Raises what the work raises."""
+        shard_log = await self.shard.running()
+        async with self._session(purpose) as session, self._lock:
+            state = self._load(shard_log)
+            account_pass = AccountPass(
+                state, self._settings, self._services.observer, self._memory, wall=self._services.wall
+            )
+            try:
+                found: _T = await work(session, state, account_pass)
+            finally:
+                await self._leave(state, account_pass)
+            return found
+
+    async def read_history(self, mailbox_ids: frozenset[str], report: Callable[[AccountState, int], None]) -> int:
+        """Read the history of some mailboxes to its end, window by window; returns the messages added."""
+        shard_log = await self.shard.running()
+        backfill: Backfill | None = None
+        added = 0
+        async with self._session("command") as session:
+            while not self._stopping:
+                async with self._lock:
+                    state = self._load(shard_log)
+                    if backfill is None or backfill.state is not state:
+                        account_pass = AccountPass(
+                            state, self._settings, self._services.observer, self._memory, wall=self._services.wall
+                        )
+                        backfill = Backfill(state, self._settings, self._memory, account_pass, wall=self._services.wall)
+                    before = state.emitted["message.added"]
+                    more = await backfill.step(session, only=mailbox_ids)
+                    added += state.emitted["message.added"] - before
+                    report(state, backfill.read)
+                    if not more:
+                        await backfill.settle()
+                        self._leave_quietly(state)
+                        return added
+                await asyncio.sleep(0)
+        raise RetryLater("the runner stops", code="stopping")
+
     # --- the state ---------------------------------------------------------------------------------------------------
     def _load(self, shard_log: ShardLog) -> AccountState:
         """The account's state; read from the mirror when it is not in memory. The caller holds the lock."""
@@ -487,12 +629,11 @@ class AccountRunner:
         self.failure, self.retry_at, self._credential_refusals = None, None, 0
         self.last_sync_at = self._services.wall()
         record.last_poll_at = started
+        state.touch()
         if not record.caught_up and all(
-            box.record.visited or box.record.aside is not None or not box.record.selectable
-            for box in state.mailboxes.values()
+            box.record.visited or box.record.aside is not None or not box.synced for box in state.mailboxes.values()
         ):
             record.caught_up = True
-            state.touch()
             state.emit(events.AccountCaughtUp, mailboxes=len(state.mailboxes), messages=state.total_messages())
         self._enter(_phase_of(state))
         self.next_poll_at = started + jittered(self._interval(), random=random.random())
@@ -521,7 +662,7 @@ class AccountRunner:
         elif aside is not None:
             code, _, text = (aside[1] or "").partition(": ")
             error = SyncError(code=code, message=text, at=_at(now), mailbox=aside[0])
-        left = sum(1 for b in state.mailboxes.values() if b.record.selectable and not b.record.backfill_done)
+        left = sum(1 for b in state.mailboxes.values() if b.synced and not b.record.backfill_done)
         state.publish(
             topics.SYNC_STATUS,
             AccountSyncStatus(
@@ -576,6 +717,8 @@ class AccountRunner:
             state = self._load(shard_log)
             if self._credential_refusals >= settings.CREDENTIALS_RETRIES:
                 await self._give_up(state, error)
+            self._begun.clear()
+            self._unmark(state, *self._working)
             self._publish_status(state)
             await state.commit()
             self._leave_quietly(state)
@@ -657,6 +800,7 @@ class AccountRunner:
 
 
 _E = TypeVar("_E", bound=Exception)
+_T = TypeVar("_T")
 
 
 def _first(group: BaseExceptionGroup[BaseException], kind: type[_E]) -> _E | None:
@@ -684,8 +828,9 @@ async def _wait(event: asyncio.Event, seconds: float | None) -> None:
 
 def _phase_of(state: AccountState) -> Phase:
     """`running` once the history of every mailbox that can be read is in the log."""
-    records = (box.record for box in state.mailboxes.values())
-    return "running" if all(r.backfill_done or not r.selectable or r.aside for r in records) else "syncing"
+    boxes = state.mailboxes.values()
+    done = all(box.record.backfill_done or not box.synced or box.record.aside for box in boxes)
+    return "running" if done else "syncing"
 
 
 def _tier(name: str | None) -> Tier | None:

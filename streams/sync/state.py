@@ -7,6 +7,7 @@ shard's log as one batch. Nothing is taken back: if the log is lost, the whole o
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Final
@@ -207,6 +208,7 @@ class AccountState:
         self._key = account_id.encode()
         self._changes_topic = topic(topics.CHANGES)
         self._out: list[Outgoing] = []
+        self.emitted: Counter[str] = Counter()
         self._dirty = False
         value = log.read(mirror.account_key(account_id))
         self.record = AccountRecord() if value is None else mirror.decode_account(value)
@@ -231,6 +233,7 @@ class AccountState:
             event = _stub(event)
             value = encode(event)
         self.record.next_sequence = sequence + 1
+        self.emitted[_type_of(event)] += 1
         self._dirty = True
         self._put(
             self._changes_topic, _type_of(event), value, at, event_id=f"{self.account_id}/{sequence}", sequence=sequence
