@@ -31,7 +31,19 @@ class worker(FaustWorkerCommand):  # noqa: N801 - the class's name is the comman
             if settings.WORKER_MODE == "job":
                 code = run_job(settings, log_level=self.state.loglevel, log_file=self.state.logfile)
             else:
+                self._apply_web_options(app.real)
                 code = run_worker(app.real, log_level=self.state.loglevel, log_file=self.state.logfile)
         except ConfigurationError as error:
             fail(configuration_line(error), EXIT_CONFIGURATION)
         sys.exit(code)
+
+    def _apply_web_options(self, app: Any) -> None:
+        """Faust's web server is off unless a setting or an option asks for it."""
+        given = self.kwargs
+        if given.get("web_port") is not None:
+            app.conf.web_enabled, app.conf.web_port = True, given["web_port"]
+        if not given.get("with_web", True):
+            app.conf.web_enabled = False
+        for option in ("web_bind", "web_host"):
+            if given.get(option):
+                setattr(app.conf, option, given[option])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+from collections.abc import Sequence
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -34,20 +35,24 @@ def kafka_check(settings: Settings) -> Check:
 
     async def probe() -> None:
         admin = AIOKafkaAdminClient(**settings.kafka_client(), request_timeout_ms=int(ATTEMPT_S * 1000))
-        try:
-            # The library logs every refused connection by itself; a retry is to be one line.
-            with muted("aiokafka"):
+        # The library logs by itself why each broker refused, and raises an error without the reason.
+        with muted("aiokafka") as said:
+            try:
                 async with asyncio.timeout(ATTEMPT_S):
                     await admin.start()
                     await admin.describe_cluster()
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise ServiceUnavailable(
-                f"no broker of {settings.KAFKA_BOOTSTRAP_SERVERS} answers ({type(error).__name__})"
-            ) from None
-        finally:
-            await close_quietly(admin)
+            except (KafkaError, OSError, TimeoutError) as error:
+                raise unreachable(settings, error, said) from None
+            finally:
+                await close_quietly(admin)
 
     return Check("Kafka", probe)
+
+
+def unreachable(settings: Settings, error: Exception, said: Sequence[str]) -> ServiceUnavailable:
+    """What to tell of brokers that do not answer; `said` is what the library has logged meanwhile."""
+    reason = said[-1] if said else f"{type(error).__name__}: {error}".rstrip(": ")
+    return ServiceUnavailable(f"no broker of {settings.KAFKA_BOOTSTRAP_SERVERS} answers: {reason}")
 
 
 async def close_quietly(admin: AIOKafkaAdminClient) -> None:

@@ -115,15 +115,33 @@ def _unraisable(failure: sys.UnraisableHookArgs) -> None:
 
 
 @contextmanager
-def muted(name: str) -> Iterator[None]:
-    """Within the block, logger `name` writes nothing: whoever uses it tells what happened."""
+def muted(name: str) -> Iterator[list[str]]:
+    """Within the block, logger `name` and its children write nothing; what they say is collected in the list.
+
+    For libraries that log a failure by themselves and raise one that says less: whoever uses them tells it once.
+    """
     logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    said: list[str] = []
+    collector, before = _Collector(said), (logger.propagate, logger.level)
+    logger.addHandler(collector)
+    logger.propagate = False
+    logger.setLevel(logging.WARNING)
     try:
-        yield
+        yield said
     finally:
-        logger.setLevel(before)
+        logger.propagate, level = before
+        logger.setLevel(level)
+        logger.removeHandler(collector)
+
+
+class _Collector(logging.Handler):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the text."""
+        self._said.append(record.getMessage())
 
 
 def _level(name: str) -> int:

@@ -32,7 +32,7 @@ from aiokafka.errors import (
 
 from streams.contracts.topics import CHANGES, TOPICS
 from streams.errors import ConfigurationError, ServiceUnavailable
-from streams.runtime.checks import close_quietly
+from streams.runtime.checks import close_quietly, unreachable
 from streams.runtime.logs import muted
 from streams.runtime.services import Check
 from streams.settings import Settings
@@ -134,15 +134,15 @@ class TopicAdmin:
     async def connected(cls, settings: Settings) -> AsyncIterator[TopicAdmin]:
         """Connect for the block. Raises `ServiceUnavailable` for whatever the brokers do not answer in time."""
         admin = AIOKafkaAdminClient(**settings.kafka_client())
-        try:
-            with muted("aiokafka"):
+        with muted("aiokafka") as said:
+            try:
                 async with asyncio.timeout(DEADLINE_S):
                     await admin.start()
                     yield cls(settings, admin)
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise ServiceUnavailable(f"Kafka: {type(error).__name__}: {error}".rstrip(": ")) from None
-        finally:
-            await close_quietly(admin)
+            except (KafkaError, OSError, TimeoutError) as error:
+                raise unreachable(settings, error, said) from None
+            finally:
+                await close_quietly(admin)
 
     async def inspect(self, wanted: Sequence[WantedTopic], groups: Mapping[str, Sequence[str]]) -> Inspection:
         """Compare. `groups` maps a consumer group to the topics (full names) of which it must have offsets."""

@@ -10,6 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streams.contracts.topics import CHANGES, MIRROR, STATE_CHANGED, TOPICS, USER_ACTIVE
 from streams.errors import ConfigurationError, ServiceUnavailable
+from streams.runtime.checks import kafka_check
 from streams.runtime.topics import TopicAdmin, topics_check, wanted_topics
 from streams.settings import Settings, load_settings
 from tests.fixtures.services import Broker
@@ -123,5 +124,7 @@ async def test_changelogs_may_be_missing_but_not_wrong(settings: Settings) -> No
 
 async def test_no_broker_is_unavailable_not_a_traceback(settings: Settings) -> None:
     nowhere = settings.model_copy(update={"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
-    with pytest.raises(ServiceUnavailable):
+    with pytest.raises(ServiceUnavailable, match=r"Errno 111"):
         await topics_check(nowhere).probe()
+    with pytest.raises(ServiceUnavailable, match=r"no broker of 127\.0\.0\.1:1 answers: .*Errno 111"):
+        await kafka_check(nowhere).probe()
