@@ -10,8 +10,8 @@ from collections.abc import Set
 from typing import Any, Final, NamedTuple
 
 from streams.contracts import mailbox as events
+from streams.domain import mirror
 from streams.domain.identity import Basis, identity_from_content, identity_from_server_id
-from streams.domain.mirror import LABEL
 from streams.imap.values import FetchedMessage
 from streams.mime import LOOP_FRIENDLY_BYTES, attachments_from_structure, canonical_identity, parse_headers
 from streams.mime.values import Headers
@@ -21,6 +21,7 @@ _SYSTEM_FLAGS: Final = {
 }
 _HEADERS: Final = b"BODY.PEEK[HEADER.FIELDS (FROM TO CC REPLY-TO SUBJECT DATE MESSAGE-ID IN-REPLY-TO REFERENCES)]"
 _HEADER_SECTION: Final = b"HEADER.FIELDS"
+LABEL: Final = mirror.LABEL
 
 
 def flag_items(capabilities: Set[str]) -> list[bytes]:
@@ -106,9 +107,7 @@ def identity_of(account_id: str, basis: Basis, message: FetchedMessage, canonica
     )
 
 
-def event_fields(
-    message: FetchedMessage, parsed: Headers, flags: frozenset[str], *, structure: bool
-) -> dict[str, Any]:
+def event_fields(message: FetchedMessage, parsed: Headers, flags: frozenset[str], *, structure: bool) -> dict[str, Any]:
     """Fields of `message.added` that come from the message itself."""
     plain, labels = split_labels(flags, labelled=message.gm_labels is not None)
     thread = message.thread_id or (None if message.gm_thrid is None else str(message.gm_thrid))
