@@ -73,9 +73,9 @@ class Fleet:
         settings: Mapping[str, str] | None = None,
         seed: int = 0,
         module: str = "streams",
-        worker_settings: Mapping[str, str] | None = None,
+        worker_settings: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """`worker_settings` are for workers only: addresses of proxies, where the fleet itself goes around them."""
+        """`worker_settings` are of workers by name: addresses of their proxies; the fleet itself goes around them."""
         self.directory = directory
         self.kafka = Kafka(bootstrap, prefix)
         self.dsn = dsn
@@ -92,7 +92,7 @@ class Fleet:
             "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
             **(settings or {}),
         }
-        self._worker_settings = dict(worker_settings or {})
+        self.worker_settings = dict(worker_settings or {})
         self._module = module
         self.workers: dict[str, Worker] = {}
         self.mailers: dict[str, Mailer] = {}
@@ -194,7 +194,7 @@ class Fleet:
         """Start a worker; does not wait."""
         worker = self.workers.get(name)
         if worker is None:
-            environment = {**self.environment, **self._worker_settings}
+            environment = {**self.environment, **self.worker_settings.get(name, {})}
             worker = self.workers[name] = Worker(name, self.directory, environment, module=self._module)
         worker.start(**changes)
         return worker

@@ -7,7 +7,7 @@ keeps it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tests.storm.checker.findings import Finding
@@ -24,19 +24,20 @@ class Journal:
     created: set[Spot] = field(default_factory=set)
     destroyed: set[Spot] = field(default_factory=set)
     flags: defaultdict[Spot, set[frozenset[str]]] = field(default_factory=lambda: defaultdict(set))
-    names: set[str] = field(default_factory=set)
+    now: dict[Spot, frozenset[str]] = field(default_factory=dict)
+    """What the client last saw of each place that is still there."""
 
     def observe(self, server: Mapping[str, ServerMailbox]) -> None:
         """Take over all that the server shows: also settles what an interrupted action may have done."""
         present: set[Spot] = set()
         for mailbox in server.values():
-            self.names.add(mailbox.wire_name)
             for uid, message in mailbox.messages.items():
                 spot = (mailbox.uidvalidity, uid)
                 present.add(spot)
                 self.flags[spot].add(message.flags)
+                self.now[spot] = message.flags
         self.created |= present
-        self.destroyed |= self.created - present
+        self._gone(self.created - present)
 
     def observe_mailbox(self, uidvalidity: int, present: Mapping[int, frozenset[str]]) -> None:
         """Take over one mailbox: UID → flags. What was there and is not has been destroyed."""
@@ -44,7 +45,13 @@ class Journal:
             spot = (uidvalidity, uid)
             self.created.add(spot)
             self.flags[spot].add(flags)
-        self.destroyed |= {spot for spot in self.created if spot[0] == uidvalidity and spot[1] not in present}
+            self.now[spot] = flags
+        self._gone({spot for spot in self.created if spot[0] == uidvalidity and spot[1] not in present})
+
+    def _gone(self, spots: Iterable[Spot]) -> None:
+        for spot in spots:
+            self.destroyed.add(spot)
+            self.now.pop(spot, None)
 
 
 def explained(account: FoldedAccount, journal: Journal) -> Iterator[Finding]:
@@ -78,3 +85,18 @@ def _unexplained(
     account: FoldedAccount, rule: str, mailbox: str, where: Spot, event: str, got: object = "an event"
 ) -> Finding:
     return Finding(rule, account.account, mailbox, where[1], "a change that the script made", got, (event,))
+
+
+def untouched(account: str, journal: Journal, server: Mapping[str, ServerMailbox]) -> Iterator[Finding]:
+    """Syncing never changes mail: the server holds what the script left, place by place and flag by flag."""
+    present = {
+        (mailbox.uidvalidity, uid): (mailbox.wire_name, message.flags)
+        for mailbox in server.values()
+        for uid, message in mailbox.messages.items()
+    }
+    for spot, flags in journal.now.items():
+        name, found = present.get(spot, (None, None))
+        if found != flags:
+            yield Finding("mail_was_changed", account, name, spot[1], sorted(flags), found and sorted(found))
+    for spot in present.keys() - journal.now.keys():
+        yield Finding("mail_was_changed", account, present[spot][0], spot[1], "no message", sorted(present[spot][1]))

@@ -12,7 +12,8 @@ from tests.storm.checker import rules
 from tests.storm.checker.database import Database, every_text, read_database
 from tests.storm.checker.findings import Report
 from tests.storm.checker.fold import FoldedAccount, fold
-from tests.storm.checker.journal import Journal, explained
+from tests.storm.checker.invitations import assignments, log_records, uninvited
+from tests.storm.checker.journal import Journal, explained, untouched
 from tests.storm.checker.log import Event, Kafka, Raw, read_events, read_raw
 from tests.storm.checker.secrets import leaks
 from tests.storm.checker.server import Login, ServerMailbox, read_server
@@ -49,6 +50,9 @@ class World:
     commands: frozenset[str] = frozenset()
     secrets: Sequence[str] = field(default=(), repr=False)
     logs: Sequence[Path] = ()
+    scripts_at_rest: bool = True
+    """Nobody but the product has touched the mail since the journals were written."""
+
     stopped: frozenset[str] = frozenset()
     """Accounts that are not live: their log may lag behind the server, and must still be sound."""
 
@@ -86,6 +90,7 @@ async def check(world: World) -> Seen:
     report.add(rules.strange_records(strange))
     report.add(rules.sequences(events))
     report.add(rules.writers(events))
+    report.add(uninvited(events, assignments(await asyncio.to_thread(log_records, world.logs))))
     for account in accounts.values():
         report.add(account.nonsense)
     for name, server in servers.items():
@@ -93,6 +98,8 @@ async def check(world: World) -> Seen:
         if name not in world.stopped:
             report.add(rules.log_against_server(folded, server))
         if name in world.journals:
+            if world.scripts_at_rest:
+                report.add(untouched(name, world.journals[name], server))
             world.journals[name].observe(server)
             report.add(explained(folded, world.journals[name]))
         report.count("messages", sum(len(mailbox.messages) for mailbox in server.values()))

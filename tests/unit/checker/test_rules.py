@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from tests.storm.checker import rules
 from tests.storm.checker.database import Database, Row
 from tests.storm.checker.findings import Report, UntrueError
 from tests.storm.checker.fold import FoldedAccount, fold
-from tests.storm.checker.journal import Journal, explained
+from tests.storm.checker.invitations import Assignment, assignments, log_records, uninvited
+from tests.storm.checker.journal import Journal, explained, untouched
 from tests.storm.checker.log import Event, Raw
 from tests.storm.checker.secrets import forms, leaks
 from tests.storm.checker.server import ServerMailbox, ServerMessage
@@ -250,3 +253,33 @@ def test_report_says_what_where_and_around() -> None:
     report.add(rules.log_against_server(account, server()))
     with pytest.raises(UntrueError, match=r"(?s)seed 7.*message_only_in_log.*uid 1.*message\.added"):
         report.require_true("seed 7")
+
+
+def test_s3_a_writer_of_an_older_generation_is_uninvited() -> None:
+    given = [Assignment(1000, "one", 1, frozenset({0, 1})), Assignment(2000, "two", 2, frozenset({0}))]
+
+    def wrote(at_ms: int, writer: str) -> Event:
+        return Event(0, at_ms, at_ms, ACCOUNT, 1, "x", writer, {})
+
+    rightful = [wrote(1500, "one/7.0"), wrote(2500, "two/7.1"), wrote(2600, "two/7.1")]
+    assert list(uninvited(rightful, given)) == []
+    sleeper = wrote(20_000, "one/7.2")
+    assert [f.rule for f in uninvited([*rightful, sleeper], given)] == ["uninvited_writer"]
+    again = [*given, Assignment(19_000, "one", 3, frozenset({0, 1}))]
+    assert list(uninvited([*rightful, sleeper], again)) == []
+
+
+def test_assignments_are_read_from_log_records(tmp_path: Path) -> None:
+    event = "assignment of generation 4: partitions [0, 3]"
+    line = json.dumps({"event": event, "worker": "one", "timestamp": "2026-11-30T10:00:00Z"})
+    (tmp_path / "one.log").write_text(f"{line}\nno json\n{{half\n")
+    (found,) = assignments(log_records([tmp_path / "one.log", tmp_path / "missing.log"]))
+    assert (found.worker, found.generation, found.partitions) == ("one", 4, frozenset({0, 3}))
+
+
+def test_mail_that_somebody_changed_is_found() -> None:
+    journal = Journal()
+    journal.observe(server(u1=there(), u2=there("\\seen")))
+    assert list(untouched(ACCOUNT, journal, server(u1=there(), u2=there("\\seen")))) == []
+    found = list(untouched(ACCOUNT, journal, server(u1=there("\\seen"), u3=there())))
+    assert [(f.rule, f.uid) for f in found] == [("mail_was_changed", n) for n in (1, 2, 3)]
