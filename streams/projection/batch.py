@@ -79,6 +79,15 @@ class Outcome:
     failed: dict[Source, MailstreamsError] = field(default_factory=dict)
     """Slices that end in trouble. What precedes it may have been written."""
 
+    def add(self, other: Outcome) -> None:
+        """Count in what became of another part of the batch."""
+        self.events += other.events
+        self.repeats += other.repeats
+        self.odd += other.odd
+        self.stubs += other.stubs
+        self.moved |= other.moved
+        self.failed |= other.failed
+
 
 @dataclass(slots=True)
 class InSequence:

@@ -267,7 +267,7 @@ class _Run:
         for partition, records in found.items():
             if not records:
                 continue
-            piece, malformed = self._reader.slice_of(self._source(partition), self._positions[partition], records)
+            piece, malformed = await self._reader.slice_of(self._source(partition), self._positions[partition], records)
             if malformed is not None:
                 raise RebuildRefused(str(malformed))
             slices.append((partition, piece))
@@ -285,7 +285,7 @@ class _Run:
     async def _reach(self, partition: TopicPartition, end: int) -> None:
         """Note the end of the partition though only control records precede it."""
         if self._positions[partition].next_offset < end:
-            piece, _ = self._reader.slice_of(self._source(partition), self._positions[partition], [])
+            piece, _ = await self._reader.slice_of(self._source(partition), self._positions[partition], [])
             piece.next_offset = end
             await self._tables.write([piece])
             self._advance(partition, end)
