@@ -133,7 +133,10 @@ class Session:
         self._engine = engine
         self._on_room = on_room
         self._uncommitted = 0
-        self._concluding: set[tuple[str, str]] = set()
+        self.concluding: dict[tuple[str, str], float] = {}
+        """Commands whose conclusion is on its way to the log, and when they began. What is submitted later is committed
+        later, or never."""
+
         self._ahead = ahead
         self._full = False
         self.number = number
@@ -175,19 +178,13 @@ class Session:
         """Send an entry to the lane; `committed` is called when it is."""
         self._uncommitted += 1
         future = self.lane.submit(entry)
-        if entry.state is not None and entry.state.concluded is not None:
-            self._concluding.add((entry.state.account_id, entry.state.command_id))
         future.add_done_callback(partial(self._submitted, entry, committed), context=self._engine.context)
         return future
 
-    def concluding(self, account_id: str, command_id: str) -> bool:
-        """Whether its conclusion is on its way to the log; what is submitted later is committed later, or never."""
-        return (account_id, command_id) in self._concluding
-
     def _submitted(self, entry: Entry, committed: Callable[[], None] | None, future: asyncio.Future[None]) -> None:
         self._uncommitted -= 1
-        if entry.state is not None:
-            self._concluding.discard((entry.state.account_id, entry.state.command_id))
+        if entry.state is not None and entry.state.concluded is not None:
+            self.concluding.pop((entry.state.account_id, entry.state.command_id), None)
         observer = self._engine.observer
         error = ShardError("the lane was closed") if future.cancelled() else future.exception()
         if error is not None:
@@ -283,7 +280,8 @@ class Engine:
         lost = error if isinstance(error, ShardError) else ShardError(f"the lane failed: {type(error).__name__}")
         if not isinstance(error, ShardError):
             log.error("a lane failed unexpectedly", lane=session.lane.topic, exc_info=error)
-        session.lost.set_result(lost)
+        if not session.lost.done():
+            session.lost.set_result(lost)
         log.warning(
             "a lane is lost", lane=session.lane.topic, partition=session.lane.partition, code=lost.code, error=str(lost)
         )
@@ -320,13 +318,19 @@ class Engine:
         return self._taken
 
     def busy_partitions(self, longer_than_s: float = 0.0) -> frozenset[int]:
-        """Partitions with a command that began longer ago than that and is not settled."""
+        """Partitions with a command that began longer ago than that and whose conclusion is not in the log yet."""
         before = self._clock() - longer_than_s
-        return frozenset(
+        busy = {
             work.session.lane.partition
             for work in self._running | self._backing_off
             if not work.session.over and work.began_at is not None and work.began_at <= before
-        )
+        }
+        busy |= {
+            session.lane.partition
+            for session in self._sessions
+            if any(began_at <= before for began_at in session.concluding.values())
+        }
+        return frozenset(busy)
 
     def snapshot(self) -> EngineSnapshot:
         """What it is doing right now."""
@@ -454,7 +458,7 @@ class Engine:
         """Whether the command is to be run; otherwise it is settled here."""
         session, command = work.session, work.command
         known = session.lane.known(*work.state_key)
-        if session.concluding(*work.state_key) or (known is not None and known.concluded is not None):
+        if work.state_key in session.concluding or (known is not None and known.concluded is not None):
             log.debug("command concluded before", task_id=command.command_id, kind=command.kind)
             session.submit(Entry(position=session.acks.finish(work.delivery.offset)), self._changed)
             return False
@@ -646,6 +650,7 @@ class Engine:
             )  # fmt: skip
             self._changed()
 
+        session.concluding[work.state_key] = self._clock() if work.began_at is None else work.began_at
         session.submit(Entry(records, state, session.acks.finish(work.delivery.offset)), committed)
 
     def _state(self, work: _Work, attempts: int, concluded: Literal["success", "failure"] | None) -> CommandState:

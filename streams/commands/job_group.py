@@ -199,7 +199,7 @@ class JobGroup:
             return
         if self._engine.hungry:
             accepting = True
-        elif self._engine.busy_partitions(0.0 if self._engine.quota_reached else SHED_AFTER_S):
+        elif self._engine.busy_partitions(SHED_AFTER_S):
             accepting = False
         else:
             return  # a short command is not worth a rebalance

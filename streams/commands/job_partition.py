@@ -125,7 +125,8 @@ class JobPartition:
             try:
                 await self._open()
                 assert self._session is not None
-                lost: ShardError = await self._session.lost
+                # Shielded: who stops waiting must not make the loss unheard of.
+                lost: ShardError = await asyncio.shield(self._session.lost)
             except ShardError as error:
                 lost = error
             await self._close()

@@ -16,6 +16,7 @@ from streams.commands.handlers import Handlers
 from streams.commands.job_group import JobGroup, job_group
 from streams.contracts import topics
 from streams.contracts.commands import AnyCommandEvent, Command, CommandFailure, CommandSuccess
+from streams.contracts.keys import partition_for
 from streams.domain.retry import RetryLimits
 from streams.runtime.topics import TopicAdmin, wanted_topics
 from streams.settings import Settings, load_settings
@@ -138,6 +139,10 @@ class Jobs:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     if any(condition(_EVENTS.decode(record.value)) for record in records):
                         return
+
+    def partition_of(self, account_id: str) -> int:
+        """Where an account's commands lie."""
+        return partition_for(account_id, self.settings.PARTITIONS)
 
     async def committed(self, name: str, partition: int) -> int:
         """The group's position in a partition."""
