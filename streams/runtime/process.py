@@ -87,7 +87,7 @@ class Process:
     # --- what the probes ask ---------------------------------------------------------------------------------------
     def health(self) -> dict[str, Health]:
         """Health of every service that was started, by name. To be called on the event loop."""
-        return {service.name: service.health() for stage in self._begun for service in stage.services}
+        return {service.name: _health_of(service) for stage in self._begun for service in stage.services}
 
     def closing_s(self) -> float:
         """Seconds that the process may take at most after the grace: closing, hooks, left-overs."""
@@ -151,6 +151,10 @@ class Process:
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until it ends or the end is requested; then it is cancelled at once."""
+        too_late = self._shutdown.requested
+        if too_late:
+            work.close()
+            return
         doing = asyncio.create_task(work, name=f"process-{self.phase}")
         stopping = asyncio.create_task(self._shutdown.wait_requested(), name="process-shutdown")
         try:
@@ -269,6 +273,14 @@ class Process:
             else:
                 log.error("a service failed while stopping", service=service.name, exc_info=error)
             self._failed = True
+
+
+def _health_of(service: Service) -> Health:
+    try:
+        return service.health()
+    except Exception as error:
+        log.exception("a service cannot say how it is", service=service.name)
+        return Health(ready=False, reason=f"its health cannot be told: {type(error).__name__}")
 
 
 async def _named(work: Awaitable[None]) -> None:
