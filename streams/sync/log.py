@@ -105,7 +105,7 @@ class ShardLog:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._overlay: dict[str, bytes | None] = {}
+        self._overlay: dict[str, tuple[Batch, bytes | None]] = {}
         self._committer: asyncio.Task[None] | None = None
         self._closing = False
         self.lost: asyncio.Future[ProducerLost] = asyncio.get_running_loop().create_future()
@@ -205,12 +205,12 @@ class ShardLog:
     def read(self, key: str) -> bytes | None:
         """Mirror record of that key as of everything submitted."""
         if key in self._overlay:
-            return self._overlay[key]
+            return self._overlay[key][1]
         return self._store.get(self.partition, key)
 
     def scan(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         """Mirror records whose key begins with `prefix`, in key order, as of everything submitted."""
-        pending = {k: v for k, v in self._overlay.items() if k.startswith(prefix)}
+        pending = {k: v for k, (_, v) in self._overlay.items() if k.startswith(prefix)}
         if not pending:
             yield from self._store.scan(self.partition, prefix)
             return
@@ -238,7 +238,7 @@ class ShardLog:
         self._queue.append((batch, future, size))
         self._queued_bytes += size
         for key, (value, _) in batch.mirror.items():
-            self._overlay[key] = value
+            self._overlay[key] = (batch, value)
         if self._queued_bytes >= QUEUED_BYTES:
             self._room.clear()
         self._wake.set()
@@ -315,8 +315,8 @@ class ShardLog:
         self.last_commit_at = time.time()
         for batch, future, size in taken:
             self._queued_bytes -= size
-            for key, (value, _) in batch.mirror.items():
-                if key in self._overlay and self._overlay[key] is value:
+            for key in batch.mirror:
+                if key in self._overlay and self._overlay[key][0] is batch:
                     del self._overlay[key]
             if not future.done():
                 future.set_result(None)
@@ -336,10 +336,10 @@ class ShardLog:
                         f"a record of {len(record.value or b'')} bytes does not fit into a batch of {topic}"
                     )
                 count = builder.record_count()
-                sent.append((topic, count, await producer.send_batch(builder, topic, partition=partition)))
+                sent.append((topic, count, _watched(await producer.send_batch(builder, topic, partition=partition))))
                 builder = producer.create_batch()
         count = builder.record_count()
-        sent.append((topic, count, await producer.send_batch(builder, topic, partition=partition)))
+        sent.append((topic, count, _watched(await producer.send_batch(builder, topic, partition=partition))))
         return sent
 
     def _lose(
@@ -386,7 +386,13 @@ class ShardLog:
         self._room.set()
 
 
-def _retrieve(future: asyncio.Future[None]) -> None:
+def _watched(future: asyncio.Future[Any]) -> asyncio.Future[Any]:
+    """The first failure of a transaction ends it; those of its other batches have been seen then."""
+    future.add_done_callback(_retrieve)
+    return future
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
     """Mark the outcome as seen: whoever submitted may have gone with the shard."""
     if not future.cancelled():
         future.exception()

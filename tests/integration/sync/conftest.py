@@ -60,7 +60,12 @@ class Plane:
     async def add(self, user: MailUser, *, tls: str = "plain", password: str | None = None) -> str:
         """Store an account; hosts that start afterwards find it."""
         account = NewAccount(
-            user_id="u1", host=user.host, port=user.port, tls=tls, username=user.name, auth="password"  # type: ignore[arg-type]
+            user_id="u1",
+            host=user.host,
+            port=user.port,
+            tls=tls,
+            username=user.name,
+            auth="password",  # type: ignore[arg-type]
         )
         sealed = self.box.seal(account.account_id, StoredPassword(Secret(password or user.password)))
         account = NewAccount(
@@ -94,7 +99,9 @@ class Plane:
             await self.assign(host)
         return host
 
-    async def assign(self, host: Host, partitions: set[int] | None = None, membership: TestMembership | None = None) -> None:
+    async def assign(
+        self, host: Host, partitions: set[int] | None = None, membership: TestMembership | None = None
+    ) -> None:
         wanted = frozenset(range(self.settings.PARTITIONS)) if partitions is None else frozenset(partitions)
         await host.assigned(wanted, membership or TestMembership(), self.accounts)
 

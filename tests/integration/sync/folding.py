@@ -117,8 +117,12 @@ def server_view(client: IMAPClient) -> dict[str, dict[int, frozenset[str]]]:
             found[name] = {}
             continue
         client.select_folder(name, readonly=True)
-        found[name] = {
-            uid: frozenset(f.decode() for f in data[b"FLAGS"] if f != b"\\Recent")
-            for uid, data in client.fetch(client.search(), ["FLAGS"]).items()
-        } if client.search() else {}
+        found[name] = (
+            {
+                uid: frozenset(f.decode() for f in data[b"FLAGS"] if f != b"\\Recent")
+                for uid, data in client.fetch(client.search(), ["FLAGS"]).items()
+            }
+            if client.search()
+            else {}
+        )
     return found
