@@ -63,7 +63,13 @@ SPOT_CHECKS_IN_DOUBT = 30
 RETRIES_PER_PASS = 5
 """Messages set aside that are tried again in one look at a mailbox: each may cost the connection."""
 _LASTING = frozenset(
-    {"mailbox_permission", "mailbox_not_selectable", "mailbox_name_unsafe", "uidvalidity_unstable", "too_many_unreadable"}
+    {
+        "mailbox_permission",
+        "mailbox_not_selectable",
+        "mailbox_name_unsafe",
+        "uidvalidity_unstable",
+        "too_many_unreadable",
+    }
 )
 GMAIL = "X-GM-EXT-1"
 _GMAIL_BOXES = frozenset({"\\all", "\\junk", "\\trash"})
@@ -170,7 +176,9 @@ class AccountPass:
                 findings.append(finding)
         for finding in findings:
             if finding.new or finding.missing:
-                await self._guarded(session, finding.box, self._read_found(session, finding, held, reopen=len(findings) > 1))
+                await self._guarded(
+                    session, finding.box, self._read_found(session, finding, held, reopen=len(findings) > 1)
+                )
         await self._conclude(findings, held)
         for box in deleted:
             self.state.emit(events.MailboxDeleted, mailbox_id=box.record.mailbox_id, mailbox=box.record.name)
@@ -348,7 +356,7 @@ class AccountPass:
         counted = expected_count(record) + len(finding.new) - len(vanished) == selected.exists
         # without QRESYNC only counts tell of removals; with it they tell of a server that forgot to
         if due or lost or (whole and not counted) or (not whole and not qresync):
-            found = await self._compare(session, box, selected, watermark)
+            found = await self._compare(session, box, selected, watermark, len(finding.new))
             if found is not None:
                 vanished |= found[0]
                 finding.missing |= found[1]
@@ -363,9 +371,7 @@ class AccountPass:
             box.dirty = True
         return finding
 
-    async def _find_new(
-        self, session: ImapSession, finding: Finding, selected: Selected, vanished: BitMap
-    ) -> None:
+    async def _find_new(self, session: ImapSession, finding: Finding, selected: Selected, vanished: BitMap) -> None:
         """UIDs at or above the watermark. A tagged OK without any proves the range up to UIDNEXT empty (case 21)."""
         box, record = finding.box, finding.box.record
         watermark, top = record.uidnext, selected.uidnext
@@ -607,10 +613,24 @@ class AccountPass:
             )
             self.result.flags += 1
 
+    async def _still_there(self, session: ImapSession, box: MailboxState, uids: BitMap) -> BitMap:
+        """UIDs that a search denies and FETCH answers: the search was incomplete, however well-formed (case 24)."""
+        found = BitMap()
+        for window in windows_newest_first(uids, self._settings.FETCH_WINDOW):
+            async with contextlib.aclosing(session.uid_fetch(uid_set(window), [b"UID", b"FLAGS"])) as chunks:
+                async for chunk in chunks:
+                    found.update(message.uid for message in chunk.messages)
+        if found:
+            log.warning("mailbox %s: search denies %d messages that are there", box.record.mailbox_id, len(found))
+        return found & uids
+
     async def _compare(
-        self, session: ImapSession, box: MailboxState, selected: Selected, watermark: int
+        self, session: ImapSession, box: MailboxState, selected: Selected, watermark: int, fresh: int
     ) -> tuple[BitMap, BitMap] | None:
-        """Set difference of the region against a complete answer: (vanished, missing). None when nothing may be concluded."""
+        """Set difference of the region against a complete answer: (vanished, missing). None when nothing may be concluded.
+
+        Removals are believed when the search and the count of messages (with `fresh` new ones) agree, or FETCH confirms them.
+        """
         record = box.record
         vanished, missing = BitMap(), BitMap()
         excluded = 0
@@ -640,9 +660,9 @@ class AccountPass:
                 del record.quarantined[uid]
                 box.dirty = True
             low = high
-        if vanished and len(vanished) == len(known) and selected.exists >= len(known):
-            log.warning("mailbox %s: search denies every message that exists; nothing is concluded", record.mailbox_id)
-            return None
+        counted = is_whole(record) and expected_count(record) + fresh - len(vanished) == selected.exists
+        if vanished and not counted:
+            vanished -= await self._still_there(session, box, vanished)
         if record.excluded != excluded:
             record.excluded = excluded
             box.dirty = True

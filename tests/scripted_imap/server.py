@@ -182,8 +182,9 @@ class _Session:
         grown = False
         for change in pending:
             if change.kind == "new":
-                self.view.append(self.mailbox.by_uid(change.uid) if self.mailbox else self.view[-1])
-                grown = True
+                if self.mailbox is not None and change.uid in self.mailbox.uids:  # else it is gone again, untold
+                    self.view.append(self.mailbox.by_uid(change.uid))
+                    grown = True
                 continue
             if grown:
                 lines.append(f"* {len(self.view)} EXISTS\r\n".encode())

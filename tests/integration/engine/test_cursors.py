@@ -1,0 +1,613 @@
+"""Cursors, resync, silent loss: what must come out of the engine, whatever the server says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.fixtures.engine import letter
+from tests.integration.engine.conftest import Start
+from tests.scripted_imap.bending import Action
+from tests.scripted_imap.model import Account
+from tests.scripted_imap.server import BARE, BASE, CONDSTORE, FULL, QRESYNC, Profile
+
+ESEARCH_ONLY = BASE | {"ESEARCH"}
+ALL_KINDS = pytest.mark.parametrize(
+    "kind", [QRESYNC, CONDSTORE, ESEARCH_ONLY, BARE], ids=["qresync", "condstore", "esearch", "bare"]
+)
+
+
+def replacing(old: bytes, new: bytes) -> Callable[[list[bytes]], list[Action]]:
+    """A bend that rewrites lines."""
+    return lambda lines: [line.replace(old, new) for line in lines]
+
+
+def without(pattern: bytes) -> Callable[[list[bytes]], list[Action]]:
+    """A bend that drops lines."""
+    return lambda lines: [line for line in lines if not re.search(pattern, line)]
+
+
+def fill(account: Account, count: int, box: str = "INBOX", *, first: int = 1) -> None:
+    for n in range(first, first + count):
+        account.mailboxes[box].deliver(letter(n))
+
+
+async def test_case_1_modseq_does_not_pass_a_message_that_was_not_read(account: Account, start: Start) -> None:
+    """The pass that learns of modseq 50 fails to fetch: neither half of the cursor moves, and the message comes later."""
+    fill(account, 3)
+    engine = await start(QRESYNC)
+    await engine.catch_up()
+    before = next(iter(engine.state().mailboxes.values())).record
+    cursor = (before.uidnext, before.highestmodseq)
+    inbox = account.mailboxes["INBOX"]
+    inbox.deliver(letter(55))
+    inbox.set_flags(1, ["\\Seen"])
+    engine.server.bend(r"UID FETCH 4 .*RFC822.SIZE", lambda lines: [b"* BYE gone\r\n"], times=1)
+    assert await engine.survive(engine.look()) is not None
+    record = next(iter(engine.state().mailboxes.values())).record
+    assert (record.uidnext, record.highestmodseq) == cursor
+    await engine.look()
+    engine.agrees(account)
+    assert next(iter(engine.state().mailboxes.values())).record.highestmodseq == inbox.highestmodseq
+
+
+@pytest.mark.parametrize("kind", [QRESYNC, BARE], ids=["qresync", "bare"])
+async def test_case_2_every_message_of_a_long_mailbox_arrives(kind: frozenset[str], account: Account, start: Start) -> None:
+    """2,500 messages with gaps in their UIDs, windows smaller than the walk; and a lost one is found by the full compare."""
+    inbox = account.mailboxes["INBOX"]
+    for n in range(2500):
+        inbox.deliver(letter(n), uid=inbox.uidnext + (3 if n % 7 == 0 else 0))
+    engine = await start(kind, FETCH_WINDOW=1024, FETCH_CHUNK=100)
+    await engine.catch_up()
+    engine.agrees(account)
+    assert engine.kinds().count("message.added") == 2500
+    with engine.quiet():
+        engine.now += 4000
+        await engine.look()
+    # a message that an answer swallowed is repaired by the periodic compare, also where QRESYNC exists
+    engine.server.bend(r"UID FETCH", without(rb"UID %d " % inbox.uidnext), times=1)
+    inbox.deliver(letter(9999))
+    await engine.look()
+    engine.now += 4000
+    await engine.look()
+    engine.agrees(account)
+
+
+async def test_case_3_every_vanished_line_counts(account: Account, start: Start) -> None:
+    """Two VANISHED (EARLIER) lines in one answer, and unasked ones during a fetch of others."""
+    fill(account, 12)
+    engine = await start(QRESYNC)
+    await engine.catch_up()
+    account.mailboxes["INBOX"].expunge(7, 9, 10, 11)
+    engine.server.bend(
+        r"VANISHED",
+        lambda lines: [
+            b"* VANISHED (EARLIER) 7\r\n* VANISHED (EARLIER) 9:11\r\n" if line.startswith(b"* VANISHED") else line
+            for line in lines
+        ],
+    )
+    await engine.look()
+    engine.agrees(account)
+    assert engine.kinds().count("message.removed") == 4
+
+
+async def test_case_4_a_mailbox_listed_twice_is_one(account: Account, start: Start) -> None:
+    """LIST repeats a line, and names INBOX in two spellings."""
+    fill(account, 2)
+    account.create("Work")
+    engine = await start(CONDSTORE)
+    engine.server.bend(
+        r"^LIST",
+        lambda lines: [*lines[:-1], b'* LIST () "/" "Inbox"\r\n', b'* LIST (\\Marked) "/" "Work"\r\n', lines[-1]],
+    )
+    await engine.catch_up()
+    assert sorted(e["mailbox"] for e in engine.of("mailbox.discovered")) == ["INBOX", "Work"]
+    engine.agrees(account)
+
+
+@pytest.mark.parametrize("kind", [QRESYNC, CONDSTORE], ids=["qresync", "condstore"])
+async def test_case_6_a_modseq_that_goes_back_is_lost_history(
+    kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """Every flag is read and every UID compared; the lower number is the cursor from then on."""
+    fill(account, 10)
+    inbox = account.mailboxes["INBOX"]
+    for uid in range(1, 11):
+        inbox.set_flags(uid, ["\\Seen"])
+    engine = await start(kind)
+    await engine.catch_up()
+    inbox.set_flags(2, ["\\Flagged"])
+    inbox.expunge(5)
+    inbox.lose_history(3)
+    await engine.look()
+    engine.agrees(account)
+    assert next(iter(engine.state().mailboxes.values())).record.highestmodseq == 3
+    with engine.quiet():
+        await engine.look()
+
+
+async def test_case_7_a_modseq_of_zero_wipes_nothing(account: Account, start: Start) -> None:
+    """An empty mailbox says HIGHESTMODSEQ 0: none yet."""
+    account.mailboxes["INBOX"].highestmodseq = 0
+    account.create("Work").highestmodseq = 0
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    with engine.quiet():
+        await engine.look()
+        await engine.look(full=True)
+    assert not any("CHANGEDSINCE 0" in command for command in engine.server.commands)
+    fill(account, 2)
+    await engine.look()
+    engine.agrees(account)
+
+
+async def test_case_9_a_modseq_without_condstore_is_ignored(account: Account, start: Start) -> None:
+    """HIGHESTMODSEQ in the answer to EXAMINE, no CONDSTORE offered: no MODSEQ item is ever asked for."""
+    fill(account, 3)
+    engine = await start(BASE | {"ESEARCH"})
+    engine.server.bend(
+        r"^EXAMINE", lambda lines: [*lines[:-1], b"* OK [HIGHESTMODSEQ 900] x\r\n", lines[-1]]
+    )
+    await engine.catch_up()
+    account.mailboxes["INBOX"].set_flags(2, ["\\Seen"])
+    await engine.look()
+    engine.agrees(account)
+    assert not any("MODSEQ" in command or "CHANGEDSINCE" in command for command in engine.server.commands)
+
+
+async def test_case_10_condstore_without_modseq_is_downgraded(account: Account, start: Start) -> None:
+    """CONDSTORE is offered, EXAMINE tells no HIGHESTMODSEQ."""
+    fill(account, 5)
+    engine = await start(Profile(CONDSTORE, tell_highestmodseq=False))
+    await engine.catch_up()
+    account.mailboxes["INBOX"].set_flags(2, ["\\Seen"])
+    account.mailboxes["INBOX"].expunge(3)
+    await engine.look()
+    engine.agrees(account)
+    assert not any("CHANGEDSINCE" in command for command in engine.server.commands)
+
+
+async def test_case_10_an_answer_without_modseq_items(account: Account, start: Start) -> None:
+    """CHANGEDSINCE returns every message and no MODSEQ."""
+    fill(account, 5)
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    account.mailboxes["INBOX"].set_flags(2, ["\\Seen"])
+    flags = {1: b"", 2: b"\\Seen", 3: b"", 4: b"", 5: b""}
+    engine.server.bend(
+        r"CHANGEDSINCE",
+        lambda lines: [b"* %d FETCH (UID %d FLAGS (%s))\r\n" % (n, n, f) for n, f in flags.items()] + lines[-1:],
+    )
+    await engine.look()
+    engine.agrees(account)
+    assert len(engine.of("message.flags_changed")) == 1
+
+
+@pytest.mark.parametrize("what", ["QRESYNC", "CONDSTORE"])
+async def test_case_11_what_is_offered_and_not_understood_is_done_without(
+    what: str, account: Account, start: Start
+) -> None:
+    """BAD to VANISHED or to CHANGEDSINCE costs the feature, not the mailbox."""
+    fill(account, 8)
+    engine = await start(QRESYNC)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.set_flags(2, ["\\Seen"])
+    inbox.expunge(4)
+    pattern = r"CHANGEDSINCE \d+ VANISHED" if what == "QRESYNC" else r"CHANGEDSINCE"
+    engine.server.bend(pattern, lambda lines: [lines[-1].split()[0] + b" BAD what?\r\n"])
+    await engine.look()
+    engine.agrees(account)
+    asked = sum(bool(re.search(pattern, c)) for c in engine.server.commands)
+    inbox.set_flags(3, ["\\Seen"])
+    inbox.expunge(5)
+    await engine.look()
+    engine.agrees(account)
+    assert sum(bool(re.search(pattern, c)) for c in engine.server.commands) == asked
+
+
+async def test_case_12_enable_comes_first_and_its_confirmation_is_not_needed(account: Account, start: Start) -> None:
+    """`* ENABLED` is empty; HIGHESTMODSEQ decides."""
+    fill(account, 3)
+    engine = await start(QRESYNC)
+    engine.server.bend(r"^ENABLE", lambda lines: [b"* ENABLED\r\n", lines[-1]])
+    await engine.catch_up()
+    commands = [c.split()[0] for c in engine.server.commands]
+    assert commands.index("ENABLE") < commands.index("EXAMINE")
+    account.mailboxes["INBOX"].expunge(2)
+    await engine.look()
+    engine.agrees(account)
+
+
+@ALL_KINDS
+async def test_case_14_uidvalidity_changes_while_history_is_read(
+    kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """New epoch, the old one's places are moved over, the history goes on; nothing is added twice or fetched as new."""
+    fill(account, 60)
+    engine = await start(kind, FETCH_WINDOW=10, FETCH_CHUNK=10)
+    await engine.look()
+    await engine.history(3)
+    account.mailboxes["INBOX"].new_epoch()
+    await engine.hang_up()
+    await engine.history()
+    await engine.catch_up()
+    engine.agrees(account)
+    assert engine.kinds().count("mailbox.reset") == 1
+    assert engine.kinds().count("message.moved") == 30
+    assert engine.kinds().count("message.added") == 60
+    assert "message.removed" not in engine.kinds()
+
+
+@ALL_KINDS
+async def test_uidvalidity_reset_matches_messages_again(kind: frozenset[str], account: Account, start: Start) -> None:
+    """One reset, then moves; what is new is added, what went is removed; flags are right."""
+    fill(account, 40)
+    engine = await start(kind, FETCH_WINDOW=10, FETCH_CHUNK=10)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.expunge(5, 6)
+    inbox.set_flags(7, ["\\Flagged"])
+    inbox.new_epoch()
+    inbox.deliver(letter(1000))
+    bodies = engine.server.count("UID FETCH")
+    await engine.look()
+    await engine.history()
+    engine.agrees(account)
+    kinds = engine.kinds()
+    assert kinds.count("mailbox.reset") == 1
+    assert kinds.count("message.moved") == 38
+    assert kinds.count("message.added") == 41
+    assert kinds.count("message.removed") == 2
+    assert engine.server.count("UID FETCH") - bodies <= 6
+    reset = kinds.index("mailbox.reset")
+    assert kinds.index("message.moved") > reset
+    moved = engine.of("message.moved")[0]
+    assert moved["from"]["uidvalidity"] + 1 == moved["to"]["uidvalidity"]
+    assert not any("BODY" in c and "HEADER" not in c for c in engine.server.commands)
+
+
+async def test_case_16_uidvalidity_zero_is_accepted_and_not_trusted(account: Account, start: Start) -> None:
+    """UIDs of such a mailbox are spot-checked at each look."""
+    account.mailboxes["INBOX"].uidvalidity = 0
+    fill(account, 5)
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    engine.agrees(account)
+    fill(account, 1, first=50)
+    await engine.look()
+    engine.agrees(account)
+    inbox = account.mailboxes["INBOX"]
+    inbox.messages.reverse()
+    inbox.renumber(1)
+    await engine.look()
+    await engine.history()
+    engine.agrees(account)
+    assert engine.of("mailbox.reset")[0]["reason"] == "uids_renumbered"
+
+
+async def test_case_17_a_restless_folder_is_set_aside_alone(account: Account, start: Start) -> None:
+    """Its UIDVALIDITY changes at each EXAMINE; INBOX goes on; once it holds still it comes back by itself."""
+    fill(account, 5)
+    account.create("Restless")
+    fill(account, 5, "Restless", first=100)
+    engine = await start(Profile(QRESYNC, restless=frozenset({"Restless"})))
+    for n in range(6):
+        fill(account, 1, first=200 + n)
+        fill(account, 1, "Restless", first=300 + n)
+        await engine.catch_up(passes=1)
+        engine.now += 600
+    box = next(b for b in engine.state().mailboxes.values() if b.record.name == "Restless")
+    assert box.record.aside is not None
+    assert box.record.aside.startswith("uidvalidity_unstable")
+    assert engine.kinds().count("mailbox.reset") == 0
+    assert set(engine.fold().by_name()["INBOX"]) == set(account.mailboxes["INBOX"].uids)
+    looks = sum("Restless" in c and c.startswith("EXAMINE") for c in engine.server.commands)
+    await engine.look()
+    assert sum("Restless" in c and c.startswith("EXAMINE") for c in engine.server.commands) == looks
+    engine.server.profile = Profile(QRESYNC)
+    await engine.hang_up()
+    engine.now += 7 * 3600
+    await engine.catch_up()
+    engine.agrees(account)
+
+
+async def test_a_folder_whose_uidvalidity_never_settles_is_set_aside_after_some_resets(
+    account: Account, start: Start
+) -> None:
+    """It holds still within a pass, but not between passes."""
+    account.create("Odd")
+    fill(account, 3, "Odd")
+    engine = await start(CONDSTORE)
+    await engine.catch_up(passes=1)
+    for _ in range(6):
+        account.mailboxes["Odd"].new_epoch()
+        await engine.catch_up(passes=1)
+        engine.now += 600
+    assert engine.kinds().count("mailbox.reset") == 3
+    engine.now += 7 * 3600
+    await engine.catch_up()
+    engine.agrees(account)
+
+
+async def test_case_20_unknown_uidnext_is_not_zero(account: Account, start: Start) -> None:
+    """No UIDNEXT in EXAMINE, and STATUS with an empty list."""
+    fill(account, 4)
+    engine = await start(Profile(BASE | {"LIST-STATUS"}, tell_uidnext=False))
+    engine.server.bend(r"^LIST", lambda lines: [re.sub(rb"^(\* STATUS \S+) \(.*\)", rb"\1 ()", line) for line in lines])
+    await engine.catch_up()
+    engine.agrees(account)
+    fill(account, 1, first=50)
+    account.mailboxes["INBOX"].expunge(2)
+    await engine.look()
+    engine.agrees(account)
+
+
+@ALL_KINDS
+async def test_case_21_a_gap_below_uidnext_is_proven_empty_once(
+    kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """UIDNEXT 20, highest UID 12: one search, then the cursor stands at UIDNEXT and nothing is asked again."""
+    fill(account, 12)
+    engine = await start(kind)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    for n in range(13, 20):
+        inbox.deliver(letter(n))
+    inbox.expunge(*range(13, 20))
+    await engine.look()
+    record = next(iter(engine.state().mailboxes.values())).record
+    assert record.uidnext == 20
+    searches = engine.server.count("UID SEARCH")
+    await engine.look()
+    assert engine.server.count("UID SEARCH") == searches
+    engine.agrees(account)
+
+
+async def test_case_23_each_mailbox_has_its_own_cursor(account: Account, start: Start) -> None:
+    """Folders at UID 6800 and 6000 both go on."""
+    a, b = account.create("A"), account.create("B")
+    a.deliver(letter(1), uid=6800)
+    b.deliver(letter(2), uid=6000)
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    b.deliver(letter(3))
+    await engine.look()
+    engine.agrees(account)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"* SEARCH System Error (Failure)\r\n",
+        b"* SEARCH 1 2 x\r\n",
+        b"",
+        b"* SEARCH\r\n",
+        b"* SEARCH 1 2\r\n",
+    ],
+    ids=["text", "half", "missing", "empty", "cut"],
+)
+async def test_case_24_nothing_vanishes_on_a_bad_search(answer: bytes, account: Account, start: Start) -> None:
+    """Malformed, missing, or denying messages that exist: nothing that is there is removed; later a good answer counts."""
+    fill(account, 6)
+    engine = await start(BARE)
+    await engine.catch_up()
+    account.mailboxes["INBOX"].expunge(3)
+    bend = engine.server.bend(r"UID SEARCH", lambda lines: [answer, lines[-1]] if answer else lines[-1:])
+    await engine.look()
+    assert {e["uid"] for e in engine.of("message.removed")} <= {3}
+    bend.times = 0
+    engine.now += 600
+    await engine.look()
+    engine.agrees(account)
+    assert engine.kinds().count("message.removed") == 1
+
+
+async def test_case_25_words_in_the_completion_are_no_ids(account: Account, start: Start) -> None:
+    """No hit: only a tagged OK with a number in its text."""
+    fill(account, 3)
+    engine = await start(BARE)
+
+    def bend(lines: list[bytes]) -> list[Action]:
+        tag = lines[-1].split()[0]
+        found = [line for line in lines[:-1] if line.strip() != b"* SEARCH"]
+        return [*found, tag + b" OK SEARCH completed (took 2 ms)\r\n"]
+
+    engine.server.bend(r"UID SEARCH", bend)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.deliver(letter(4))
+    inbox.expunge(4)
+    await engine.look()
+    assert next(iter(engine.state().mailboxes.values())).record.uidnext == 5
+    inbox.deliver(letter(5))
+    await engine.look()
+    engine.agrees(account)
+
+
+@ALL_KINDS
+async def test_case_27_mail_that_arrives_during_the_compare_stays(
+    kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """A message is delivered while UIDs are listed: it lies above the watermark and cannot be missing."""
+    fill(account, 5)
+    engine = await start(kind)
+    await engine.catch_up()
+
+    def arrive(lines: list[bytes]) -> list[Action]:
+        fill(account, 1, first=1000 + len(engine.server.commands))
+        return list(lines)
+
+    engine.server.bend(r"UID SEARCH", arrive, times=3)
+    engine.now += 4000
+    for _ in range(4):
+        await engine.look()
+    engine.agrees(account)
+    assert "message.removed" not in engine.kinds()
+
+
+async def test_case_30_31_33_lines_out_of_place_in_a_fetch(account: Account, start: Start) -> None:
+    """Data of others inside an answer, the same UID twice with other items, a FETCH before its EXISTS."""
+    fill(account, 4)
+    engine = await start(CONDSTORE)
+    await engine.look()
+
+    def bend(lines: list[bytes]) -> list[Action]:
+        return [
+            b"* 9 FETCH (UID 99 FLAGS (\\Seen))\r\n",
+            b"* 9 EXISTS\r\n",
+            lines[0],
+            b"* 1 FETCH (UID 1 MODSEQ (7))\r\n",
+            *lines[1:],
+        ]
+
+    engine.server.bend(r"UID FETCH .*HEADER", bend, times=1)
+    await engine.history()
+    engine.agrees(account)
+    assert all(event["headers"].get("subject") for event in engine.of("message.added"))
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("how", ["shifted", "reversed"])
+async def test_case_34_renumbered_uids_are_noticed(
+    how: str, kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """A bridge gives other UIDs under the same UIDVALIDITY: a new epoch, not wrong mail under old names."""
+    fill(account, 30)
+    engine = await start(kind)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    if how == "shifted":
+        inbox.expunge(1)
+        inbox.renumber(1)
+    else:
+        inbox.messages.reverse()
+        inbox.renumber(1)
+    await engine.hang_up()
+    engine.forget()
+    engine.now += 4000
+    await engine.look()
+    await engine.history()
+    engine.agrees(account)
+    assert engine.of("mailbox.reset")[0]["reason"] == "uids_renumbered"
+
+
+async def test_case_34_one_corrected_size_is_no_renumbering(account: Account, start: Start) -> None:
+    """Of many messages one looks different: the mailbox is not thrown away for it."""
+    fill(account, 30)
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.by_uid(30).raw += b"more"
+    inbox.set_flags(1, ["\\Seen"])
+    engine.forget()
+    await engine.look()
+    assert "mailbox.reset" not in engine.kinds()
+
+
+async def test_case_35_a_shared_uidvalidity_proves_no_rename(account: Account, start: Start) -> None:
+    """A and B have UIDVALIDITY 42, both go, C comes with 42: C is new."""
+    for name in ("A", "B"):
+        account.create(name).uidvalidity = 42
+        fill(account, 3, name, first=ord(name))
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    account.delete("A")
+    account.delete("B")
+    account.create("C").uidvalidity = 42
+    fill(account, 3, "C", first=500)
+    await engine.catch_up(passes=1)
+    engine.agrees(account)
+    assert "mailbox.renamed" not in engine.kinds()
+    assert engine.kinds().count("mailbox.deleted") == 2
+
+
+async def test_a_rename_that_is_certain_costs_nothing(account: Account, start: Start) -> None:
+    """One name goes, one comes, with a UIDVALIDITY nobody else has: no message is touched."""
+    account.create("Work")
+    fill(account, 5, "Work")
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    account.rename("Work", "Done")
+    events = len(engine.events())
+    await engine.look()
+    assert engine.kinds()[events:] == ["mailbox.renamed"]
+    engine.agrees(account)
+
+
+async def test_objectid_mailboxes_swap_names(account: Account, start: Start) -> None:
+    """MAILBOXID tells who is who (RFC 8474): two mailboxes exchange their names, a third is replaced by another."""
+    for name in ("A", "B", "C"):
+        account.create(name)
+        fill(account, 3, name, first=ord(name) * 10)
+    engine = await start(FULL)
+    await engine.catch_up()
+    account.rename("A", "x")
+    account.rename("B", "A")
+    account.rename("x", "B")
+    validity = account.mailboxes["C"].uidvalidity
+    account.delete("C")
+    account.create("C").uidvalidity = validity
+    fill(account, 2, "C", first=9000)
+    events = len(engine.events())
+    await engine.catch_up(passes=1)
+    engine.agrees(account)
+    kinds = engine.kinds()[events:]
+    assert kinds.count("mailbox.renamed") == 2
+    assert kinds.count("mailbox.deleted") == 1
+    assert kinds.count("message.added") == 2
+
+
+async def test_case_37_history_has_its_own_state(account: Account, start: Start) -> None:
+    """Live mail arrives before any history was read; the history is read nevertheless, after a crash too."""
+    fill(account, 40)
+    engine = await start(CONDSTORE, FETCH_WINDOW=10, FETCH_CHUNK=5)
+    await engine.look()
+    fill(account, 20, first=100)
+    await engine.look()
+    assert {e.get("origin", "live") for e in engine.of("message.added")} == {"live"}
+    await engine.history(1)
+    await engine.hang_up()
+    engine.forget()
+    await engine.look()
+    await engine.history()
+    engine.agrees(account)
+    backfilled = [e["uid"] for e in engine.of("message.added") if e.get("origin") == "backfill"]
+    assert len(backfilled) == 40
+    assert set(backfilled[:5]) | set(backfilled[5:10]) == set(range(31, 41))
+    assert engine.kinds().count("backfill.completed") == 1
+
+
+@ALL_KINDS
+async def test_moves_pair_and_copies_share_an_id(kind: frozenset[str], account: Account, start: Start) -> None:
+    """A move between folders is one event; a copy is a second place of the same message."""
+    work = account.create("Work")
+    fill(account, 10)
+    inbox = account.mailboxes["INBOX"]
+    engine = await start(kind)
+    await engine.catch_up()
+    inbox.move_to(3, work)
+    inbox.copy_to(4, work)
+    inbox.copy_to(5, inbox)
+    events = len(engine.events())
+    await engine.look()
+    engine.agrees(account)
+    assert sorted(engine.kinds()[events:]) == ["message.added", "message.added", "message.moved"]
+
+
+async def test_a_list_that_does_not_parse_deletes_nothing(account: Account, start: Start) -> None:
+    """An unreadable line, or no line at all, proves no absence."""
+    account.create("Work")
+    fill(account, 3, "Work")
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    for bender in (
+        lambda lines: [b"* LIST garbage\r\n", *[line for line in lines if b"Work" not in line]],
+        lambda lines: lines[-1:],
+    ):
+        engine.server.bend(r"^LIST", bender, times=1)
+        with engine.quiet():
+            await engine.look()
+    engine.agrees(account)
