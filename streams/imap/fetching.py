@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from streams.errors import ConnectionLost
 from streams.imap.changes import ChangeCollector, merge
 from streams.imap.connection import ImapProtocol
-from streams.imap.protocol.commands import Command
+from streams.imap.protocol.commands import Command, fetch_item, sequence_set
 from streams.imap.protocol.responses import Fetched, Malformed, Response, Tagged, Vanished
 from streams.imap.values import FetchChunk, FetchedMessage, UnreadableFetch
 
@@ -203,3 +203,14 @@ def _section_of(name: bytes) -> bytes:
     kind, _, rest = name.partition(b"[")
     section = rest.split(b"]", 1)[0].split(b" ", 1)[0].split(b"(", 1)[0]
     return b"BINARY " + section if kind.startswith(b"BINARY") else section
+
+
+def fetch_command(uids: str, items: Sequence[bytes], changed_since: int | None, *, vanished: bool) -> Command:
+    """UID FETCH of checked arguments; UID is always among the items."""
+    names = [fetch_item(item) for item in items]
+    if not any(name.upper() == b"UID" for name in names):
+        names.insert(0, b"UID")
+    parts = [sequence_set(uids), b"(" + b" ".join(names) + b")"]
+    if changed_since is not None:
+        parts.append(b"(CHANGEDSINCE %d%s)" % (changed_since, b" VANISHED" if vanished else b""))
+    return Command("UID FETCH", tuple(parts))

@@ -1,4 +1,4 @@
-"""Collects what EXAMINE tells.
+"""Opening a mailbox, and what EXAMINE tells of it.
 
 Invariant: what a server leaves out stays unknown (case 20); 0 for a modification sequence means "none yet" (case 7);
 what came before [CLOSED] belongs to the mailbox that was open before (RFC 7162 section 3.2.11).
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from pyroaring import BitMap
 
-from streams.errors import MalformedAnswer
+from streams.errors import MailboxError, MailboxUnusable, MalformedAnswer
 from streams.imap.changes import merge
+from streams.imap.channel import Channel
+from streams.imap.protocol.codes import During
+from streams.imap.protocol.commands import Command, Part, UnsafeArgument, astring, sequence_set
 from streams.imap.protocol.fetch import flags_from
 from streams.imap.protocol.parser import object_id
 from streams.imap.protocol.responses import (
@@ -24,7 +27,7 @@ from streams.imap.protocol.responses import (
     Untagged,
     Vanished,
 )
-from streams.imap.values import FetchedMessage, Selected
+from streams.imap.values import FetchedMessage, QResync, Selected
 
 
 class SelectCollector:
@@ -125,3 +128,49 @@ class SelectCollector:
             fetched=tuple(self._fetched.values()),
             fetched_overflowed=self._overflowed,
         )
+
+
+async def examine(channel: Channel, wire_name: bytes, qresync: QResync | None) -> Selected:
+    """Open a mailbox read-only; what was collected about another one before is dropped."""
+    try:
+        parts: tuple[Part, ...] = (astring(wire_name),)
+    except UnsafeArgument:
+        raise MailboxUnusable("the mailbox's name cannot be sent", code="mailbox_name_unsafe") from None
+    if qresync is not None and "QRESYNC" in channel.enabled:
+        known = b"" if qresync.known is None else b" " + sequence_set(qresync.known)
+        parts += (b"(QRESYNC (%d %d%s))" % (qresync.uidvalidity, qresync.modseq, known),)
+    elif channel.has("CONDSTORE") and not channel.enabled & {"CONDSTORE", "QRESYNC"}:
+        parts += (b"(CONDSTORE)",)
+    channel.selected = None
+    collector = SelectCollector(wire_name, channel.limits.max_unasked_fetches)
+    try:
+        # The tagged line pauses the stream: what follows it tells of the mailbox that is open by then, and must
+        # not be taken until what was collected about the one before has been dropped.
+        tagged = await channel.protocol.execute(
+            Command("EXAMINE", parts),
+            on_untagged=collector.take,
+            timeout_s=channel.limits.fetch_timeout_s if qresync is not None else channel.limits.command_timeout_s,
+            pauses=True,
+        )
+        try:
+            channel.accept(tagged, During.MAILBOX)
+        except MailboxError:
+            if channel.alive:
+                channel.protocol.state = "AUTH"  # RFC 3501 section 6.3.1: a failed SELECT leaves none selected
+            raise
+        channel.protocol.state = "SELECTED"
+        answer = collector.answer(tagged, modseqs=channel.has("CONDSTORE") or channel.has("QRESYNC"))
+        channel.changes.select(answer.exists)
+        channel.selected = wire_name
+        return answer
+    finally:
+        channel.protocol.unhalt()
+
+
+async def unselect(channel: Channel) -> None:
+    """Leave the mailbox."""
+    if channel.selected is None:
+        return
+    await channel.run(Command("UNSELECT" if channel.has("UNSELECT") else "CLOSE"))
+    channel.selected = None
+    channel.protocol.state = "AUTH"

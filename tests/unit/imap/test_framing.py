@@ -142,12 +142,12 @@ def test_blank_lines_without_end_in_an_open_list_are_refused() -> None:
 
 def _seconds(stream: bytes, piece: int) -> float:
     framer = Framer()
-    started = time.perf_counter()
+    started = time.process_time()
     for at in range(0, len(stream), piece):
         framer.feed(stream[at : at + piece])
         while (raw := framer.next_response()) is not None:
             parse(raw)
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 @pytest.mark.parametrize(

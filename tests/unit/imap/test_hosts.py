@@ -43,7 +43,7 @@ async def test_a_burst_is_taken_from_a_quiet_time() -> None:
     gate = HostGate(HostPolicy(logins_per_s=5, burst=10, concurrent_logins=1000))
     log: list[float] = []
     await asyncio.gather(*(use(gate, "h", log) for _ in range(11)))
-    assert log[9] - log[0] < 0.15
+    assert log[9] - log[0] < 0.19
     assert log[10] - log[0] >= 0.19
 
 

@@ -641,9 +641,9 @@ async def test_the_loop_is_not_held_by_a_long_answer() -> None:
     transport.reset_mock()
     handled: list[Response] = []
     protocol.on_unasked = handled.append
-    started = time.perf_counter()
+    started = time.process_time()
     protocol.data_received(b"".join(b"* %d FETCH (UID %d FLAGS (\\Seen))\r\n" % (n, n) for n in range(1, 20_001)))
-    held = time.perf_counter() - started
+    held = time.process_time() - started
     assert 0 < len(handled) < 20_000
     assert held < 0.1
     transport.pause_reading.assert_called_once()

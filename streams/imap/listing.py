@@ -1,0 +1,163 @@
+"""Which mailboxes there are, and in what state.
+
+Invariants: a mailbox that is listed twice is one (case 4); a line that does not parse is counted, since the list is
+then no proof of absence; a mailbox whose STATUS is refused costs only itself (case 67).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from streams.errors import MailboxError, MailboxUnusable, MalformedAnswer
+from streams.imap.channel import Channel
+from streams.imap.connection import Exchange
+from streams.imap.protocol.codes import During
+from streams.imap.protocol.commands import Command, UnsafeArgument, astring
+from streams.imap.protocol.parser import canonical_name
+from streams.imap.protocol.responses import Listed, Malformed, Namespaces, Response, StatusTold
+from streams.imap.values import ListAnswer, ListedMailbox, MailboxStatus
+
+_PIPELINED: Final = 50  # STATUS commands in flight at once
+
+
+async def list_mailboxes(channel: Channel, *, with_status: bool) -> ListAnswer:
+    """All mailboxes, one for each canonical name; with STATUS along with the list where offered."""
+    returns: list[bytes] = []
+    if channel.has("SPECIAL-USE") and channel.has("LIST-EXTENDED"):
+        returns.append(b"SPECIAL-USE")
+    status = with_status and channel.has("LIST-STATUS")
+    if status:
+        returns.append(b"STATUS (" + b" ".join(_status_items(channel)) + b")")
+    if returns:
+        try:
+            return await _list(channel, (b'""', b'"*"', b"RETURN", b"(" + b" ".join(returns) + b")"), status=status)
+        except MailboxError:  # offered, and refused: the plain list must do
+            if not channel.alive:
+                raise
+    return await _list(channel, (b'""', b'"*"'), status=False)
+
+
+async def _list(channel: Channel, arguments: tuple[bytes, ...], *, status: bool) -> ListAnswer:
+    found: dict[bytes, ListedMailbox] = {}
+    statuses: dict[bytes, MailboxStatus] = {}
+    unreadable = 0
+
+    def take(response: Response) -> bool:
+        nonlocal unreadable
+        match response:
+            case Listed(mailbox=mailbox):
+                if len(found) >= channel.limits.max_list_entries and mailbox.wire_name not in found:
+                    unreadable += 1
+                else:
+                    known = found.get(mailbox.wire_name)
+                    found[mailbox.wire_name] = mailbox if known is None else _merged(known, mailbox)
+            case StatusTold(wire_name=wire_name, status=told) if status:
+                statuses[wire_name] = told
+            case Malformed(kind="LIST" | "XLIST" | "LSUB"):
+                unreadable += 1
+            case _:
+                return False
+        return True
+
+    await channel.run(Command("LIST", arguments), take)
+    mailboxes = tuple(_with_status(mailbox, statuses.get(name)) for name, mailbox in found.items())
+    return ListAnswer(mailboxes, with_status=status, unreadable=unreadable)
+
+
+def _status_items(channel: Channel) -> list[bytes]:
+    items = [b"MESSAGES", b"UIDNEXT", b"UIDVALIDITY"]
+    if channel.has("CONDSTORE") or channel.has("QRESYNC"):
+        items.append(b"HIGHESTMODSEQ")
+    if channel.has("OBJECTID") and channel.status_ids:
+        items.append(b"MAILBOXID")  # last: see `parser`
+    return items
+
+
+async def statuses(channel: Channel, wire_names: Sequence[bytes]) -> dict[bytes, MailboxStatus | MailboxError]:
+    """STATUS of many mailboxes, many commands in flight at once. One that is refused costs only itself."""
+    answers: dict[bytes, MailboxStatus | MailboxError] = {}
+    for at in range(0, len(wire_names), _PIPELINED):
+        await _status_batch(channel, wire_names[at : at + _PIPELINED], answers)
+    return answers
+
+
+async def _status_batch(
+    channel: Channel, batch: Sequence[bytes], answers: dict[bytes, MailboxStatus | MailboxError]
+) -> None:
+    told: dict[bytes, MailboxStatus] = {}
+    wanted = {canonical_name(name) for name in batch}
+
+    def take(response: Response) -> bool:
+        if isinstance(response, StatusTold) and response.wire_name in wanted:
+            told[response.wire_name] = response.status
+            return True
+        return False
+
+    items = b"(" + b" ".join(_status_items(channel)) + b")"
+    flying: list[tuple[bytes, Exchange]] = []
+    for name in batch:
+        try:
+            command = Command("STATUS", (astring(name), items))
+        except UnsafeArgument:
+            answers[name] = MailboxUnusable("the mailbox's name cannot be sent", code="mailbox_name_unsafe")
+            continue
+        flying.append(
+            (name, channel.protocol.start(command, on_untagged=take, timeout_s=channel.limits.command_timeout_s))
+        )
+    for name, exchange in flying:
+        try:
+            channel.accept(await channel.protocol.finish(exchange), During.MAILBOX)
+        except MailboxError as error:
+            answers[name] = error
+            continue
+        status = told.get(canonical_name(name))
+        answers[name] = MalformedAnswer("STATUS was not told") if status is None else status
+
+
+async def namespace(channel: Channel) -> Namespaces | None:
+    """NAMESPACE (RFC 2342); None where it is not offered or was refused."""
+    if not channel.has("NAMESPACE"):
+        return None
+    told: list[Namespaces] = []
+
+    def take(response: Response) -> bool:
+        if isinstance(response, Namespaces):
+            told.append(response)
+            return True
+        return False
+
+    tagged = await channel.protocol.execute(
+        Command("NAMESPACE"), on_untagged=take, timeout_s=channel.limits.command_timeout_s
+    )
+    return told[-1] if told and tagged.condition == "OK" else None
+
+
+def _merged(old: ListedMailbox, new: ListedMailbox) -> ListedMailbox:
+    """The same mailbox listed twice: attributes add up, and one line that opens it is enough to open it."""
+    attributes = old.attributes | new.attributes
+    return ListedMailbox(
+        wire_name=old.wire_name,
+        display_name=old.display_name,
+        delimiter=old.delimiter or new.delimiter,
+        attributes=attributes,
+        special_use=old.special_use or new.special_use,
+        selectable=old.selectable or new.selectable,
+        old_name=old.old_name or new.old_name,
+    )
+
+
+def _with_status(mailbox: ListedMailbox, status: MailboxStatus | None) -> ListedMailbox:
+    if status is None:
+        return mailbox
+    return ListedMailbox(
+        wire_name=mailbox.wire_name,
+        display_name=mailbox.display_name,
+        delimiter=mailbox.delimiter,
+        attributes=mailbox.attributes,
+        special_use=mailbox.special_use,
+        selectable=mailbox.selectable,
+        mailbox_id=status.mailbox_id,
+        status=status,
+        old_name=mailbox.old_name,
+    )
