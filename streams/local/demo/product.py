@@ -14,8 +14,8 @@ from pathlib import Path
 from streams.local.errors import ServiceFailed
 from streams.local.process import ChildProcess
 
-COMMAND_DEADLINE_S = 90.0
-READY_DEADLINE_S = 90.0
+COMMAND_DEADLINE_S = 180.0  # 2 s on an idle machine
+READY_DEADLINE_S = 180.0
 STOP_GRACE_S = 35.0
 PROBE_TIMEOUT_S = 2.0
 

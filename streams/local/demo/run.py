@@ -38,7 +38,7 @@ from streams.local.stack import LocalStack
 
 USERS = ("ada", "grace")
 HISTORY = 12  # messages of each account that are there before anybody synchronises
-CAUGHT_UP_DEADLINE_S = 90.0
+CAUGHT_UP_DEADLINE_S = 120.0
 PAUSE_S = (0.4, 1.6)  # between two deeds
 SETTLE_S = 4.0  # for the events of the last deeds
 CONNECT_S = 20.0

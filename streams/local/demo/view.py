@@ -94,7 +94,7 @@ class View:
             )
         self._console.print(table)
         if remark:
-            self._console.print(f"[dim]{remark}[/]")
+            self._console.print(f"[dim]{remark}[/]", soft_wrap=True)
         events = ", ".join(f"{number} {kind}" for kind, number in sorted(watch.counts.items()))
         self._console.print(f"\nin the log: {events}", highlight=False, soft_wrap=True)
         self._console.print(f"in the database: {watch.stored} of {sum(watch.counts.values())} events", highlight=False)
