@@ -1,0 +1,86 @@
+"""`make storm`, `make storm-selftest`, `make soak`: see docs/reliability.md.
+
+SEED=7 MINUTES=3 WORKERS=3 make storm      one storm, or SEEDS=20 of them, from SEED on
+make storm-selftest                        proof that the checker sees what is broken on purpose (ONLY=name)
+HOURS=8 make soak                          a light storm for long, with memory and descriptors watched
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.storm.storm import Options, Outcome, storm
+
+
+def main() -> int:
+    """Command line; the environment gives the defaults, as make passes them on."""
+    parser = argparse.ArgumentParser(prog="python -m tests.storm", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED", "1")))
+    parser.add_argument("--seeds", type=int, default=int(os.environ.get("SEEDS", "1")))
+    parser.add_argument("--minutes", type=float, default=float(os.environ.get("MINUTES", "3")))
+    parser.add_argument("--workers", type=int, default=int(os.environ.get("WORKERS", "3")))
+    parser.add_argument("--accounts", type=int, default=int(os.environ.get("ACCOUNTS", "9")))
+    parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep the logs of storms that were true, too")
+    parser.add_argument("--selftest", action="store_true")
+    parser.add_argument("--only", default=os.environ.get("ONLY"), help="one sabotage of the self-test")
+    options = parser.parse_args()
+    if options.selftest:
+        from tests.storm.selftest import selftest
+
+        return asyncio.run(selftest(only=options.only, seed=options.seed))
+    failed: list[int] = []
+    for seed in range(options.seed, options.seed + options.seeds):
+        wanted = Options(
+            seed=seed,
+            minutes=options.minutes,
+            workers=options.workers,
+            accounts=options.accounts,
+            faults=not options.no_faults,
+        )
+        if not run(wanted, keep=options.keep):
+            failed.append(seed)
+    if options.seeds > 1:
+        print(f"{options.seeds - len(failed)} of {options.seeds} storms were true; failed seeds: {failed or 'none'}")
+    return 1 if failed else 0
+
+
+def run(options: Options, *, keep: bool = False) -> bool:
+    """One storm with its report; whether it was true. Its logs are kept when it was not."""
+    directory = Path(tempfile.mkdtemp(prefix=f"ms-storm-{options.seed}-"))
+    directory.chmod(0o711)
+    outcome: Outcome | None = None
+    try:
+        outcome = asyncio.run(storm(options, directory, _say))
+        _tell(outcome, directory)
+        return outcome.true
+    finally:
+        if outcome is not None and outcome.true and not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            print(f"seed {options.seed}: logs are kept in {directory}", flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _tell(outcome: Outcome, directory: Path) -> None:
+    if not outcome.true:
+        print(f"seed {outcome.options.seed} is NOT true; faults in order:")
+        for line in outcome.faults:
+            print(f"  {line}")
+        report = "\n".join(outcome.report.lines())
+        (directory / "report.txt").write_text(report + "\n")
+        print(report)
+    print(outcome.line(), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

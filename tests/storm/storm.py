@@ -1,0 +1,240 @@
+"""One storm: accounts, scripts, chatter and faults for a while; then rest, and the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from streams.local.ports import HOST
+from tests.rig.fleet import Fleet, running_fleet
+from tests.rig.letters import drawn
+from tests.storm.checker.findings import Finding, Report
+from tests.storm.checker.log import committed_offsets, read_raw
+from tests.storm.faults import Faults
+from tests.storm.scripts import Script
+from tests.storm.services import StormServices
+from tests.storm.talk import TOPICS, Talk
+
+REST_S: Final = 150.0
+"""Everything must be true within this long after the last fault."""
+
+SETTINGS: Final = {
+    "PARTITIONS": "6",
+    "KAFKA_SESSION_TIMEOUT_S": "6",
+    "KAFKA_TRANSACTION_TIMEOUT_S": "10",
+    "IMAP_COMMAND_TIMEOUT_S": "8",
+    "IMAP_IDLE_RENEW_S": "20",
+    "WORKER_SHUTDOWN_GRACE_S": "2",
+    "FETCH_CHUNK": "20",
+    "FETCH_WINDOW": "40",
+    "BACKOFF_MAX_S": "5",
+    "LOG_LEVEL": "info",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a storm is to be like."""
+
+    seed: int
+    minutes: float = 3.0
+    workers: int = 3
+    accounts: int = 9
+    faults: bool = True
+    pause_s: float = 0.6
+    """Mean time between two actions on one account."""
+
+    fault_pause_s: float = 4.0
+    history: int = 60
+    """Messages an account begins with, at most."""
+
+    module: str = "streams"
+    settings: dict[str, str] = field(default_factory=dict)
+    during: Callable[[Fleet, StormServices], Any] | None = None
+    """Something particular to do in the middle of it."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a storm."""
+
+    options: Options
+    report: Report
+    seconds: float
+    faults: list[str]
+    figures: dict[str, Any]
+
+    @property
+    def true(self) -> bool:
+        """Nothing was lost, doubled or invented."""
+        return self.report.true
+
+    def line(self) -> str:
+        """One JSON line."""
+        return json.dumps(
+            {
+                "storm": self.options.seed,
+                "true": self.true,
+                "minutes": self.options.minutes,
+                "workers": self.options.workers,
+                "seconds": round(self.seconds),
+                **self.report.figures,
+                **self.figures,
+            }
+        )
+
+
+async def storm(options: Options, directory: Path, say: Callable[[str], None] = print) -> Outcome:
+    """Run one. `directory` keeps every log; the caller removes it."""
+    began = time.monotonic()
+    names = [f"worker-{number}" for number in range(1, options.workers + 1)]
+    async with StormServices(directory, names) as services:
+        random_ = random.Random(options.seed)
+        async with running_fleet(
+            directory,
+            bootstrap=services.kafka.bootstrap,
+            prefix=f"storm{options.seed}.",
+            dsn=services.postgres.dsn(),
+            settings=SETTINGS | options.settings,
+            seed=options.seed,
+            module=options.module,
+            worker_settings={name: services.settings_of(name) for name in names},
+        ) as fleet:
+            scripts = await _accounts(fleet, services, options, random_)
+            for name in names:
+                fleet.start_worker(name)
+            say(f"seed {options.seed}: {len(scripts)} accounts, {len(names)} workers, {options.minutes:g} minutes")
+            faults, talk = await _blow(fleet, services, options, scripts, random_)
+            say(f"seed {options.seed}: over; coming to rest")
+            report = await _rest(fleet, services, options, scripts, faults, talk)
+            figures = {
+                "actions": sum(script.actions for script in scripts),
+                "unsure": sum(script.unsure for script in scripts),
+                "faults": len(faults.happened),
+                "said": sum(talk.said.values()),
+            }
+            told = [str(happened) for happened in faults.happened]
+            (directory / "faults.txt").write_text("\n".join(told) + "\n")
+            return Outcome(options, report, time.monotonic() - began, told, figures)
+
+
+async def _accounts(fleet: Fleet, services: StormServices, options: Options, random_: random.Random) -> list[Script]:
+    kinds = sorted(services.mail)
+    scripts: list[Script] = []
+    for number in range(options.accounts):
+        kind = kinds[number % len(kinds)]
+        server = services.mail[kind]
+        user, password = f"u{number}@{kind}.test", f"pw-{random_.getrandbits(64):016x}"
+        server.add_user(user, password)
+        mailer = await fleet.add(
+            user,
+            password,
+            HOST,
+            server.port,
+            user_id=f"user-{number // 2}",
+            dial=(HOST, services.mail_proxies[kind].port),
+        )
+        script = Script(mailer, server, random.Random(f"{options.seed}/{number}"), pause_s=options.pause_s)
+        letters = [drawn(random_, n) for n in range(random_.randint(0, options.history))]
+        await asyncio.to_thread(mailer.append_many, "INBOX", letters)
+        await script.settle(give_up_after_s=10)
+        scripts.append(script)
+    return scripts
+
+
+async def _blow(
+    fleet: Fleet, services: StormServices, options: Options, scripts: list[Script], random_: random.Random
+) -> tuple[Faults, Talk]:
+    over = asyncio.Event()
+    faults = Faults(fleet, services, random.Random(f"{options.seed}/faults"), pause_s=options.fault_pause_s)
+    talk = Talk(fleet, random.Random(f"{options.seed}/talk"), pause_s=options.pause_s)
+    async with asyncio.TaskGroup() as group:
+        for script in scripts:
+            group.create_task(script.run(over))
+        group.create_task(talk.run(over))
+        if options.faults:
+            group.create_task(faults.run(over))
+        if options.during is not None:
+            group.create_task(options.during(fleet, services))
+        await asyncio.sleep(options.minutes * 60)
+        over.set()
+    return faults, talk
+
+
+async def _rest(
+    fleet: Fleet, services: StormServices, options: Options, scripts: list[Script], faults: Faults, talk: Talk
+) -> Report:
+    """Heal everything, wait for quiet, check. What is not true in time is reported by the same check."""
+    await faults.heal()
+    await talk.all_live()
+    report = Report()
+    for script in scripts:
+        if not await script.settle(give_up_after_s=60):
+            report.add([Finding("set_up", script.mailer.login.account, expected="a mail server that answers")])
+    wrong: list[Finding] = [Finding("worker_died", expected="a running worker", got=death) for death in faults.deaths]
+    for worker in fleet.workers.values():
+        try:
+            await worker.ready(within_s=REST_S)
+        except AssertionError as error:
+            wrong.append(Finding("not_ready", expected=f"{worker.name} is ready", got=str(error)[:2000]))
+    if not wrong or options.module == "streams":
+        wrong.extend(await _settled(fleet, talk))
+    try:
+        seen = await fleet.at_rest(within_s=REST_S, strict=False)
+        report.add(seen.report.findings)
+        for name, number in seen.report.figures.items():
+            report.count(name, number)
+    finally:
+        report.add(wrong)
+    return report
+
+
+async def _settled(fleet: Fleet, talk: Talk) -> list[Finding]:
+    """Commands are concluded, nonsense is in the dead letters, the group's offsets are complete."""
+    wrong: list[Finding] = []
+
+    async def open_commands() -> set[str]:
+        done = {
+            json.loads(raw.value or b"{}").get("command_id")
+            async for raw in read_raw(fleet.kafka, "sync.command_events")
+            if json.loads(raw.value or b"{}").get("type") in ("success", "failure")
+        }
+        return fleet.commands - done
+
+    async def letters_missing() -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for topic in TOPICS:
+            async for _ in read_raw(fleet.kafka, f"{topic}.dlq"):
+                found[topic] += 1
+        return {topic: n - found[topic] for topic, n in talk.nonsense.items() if n > found[topic]}
+
+    async def behind() -> dict[str, tuple[int, int]]:
+        group = f"{fleet.kafka.prefix}{fleet.environment.get('KAFKA_GROUP', 'mailstreams')}"
+        committed = await committed_offsets(fleet.kafka, group)
+        late: dict[str, tuple[int, int]] = {}
+        for topic in ("account.state_changed", "user.active"):
+            last: dict[int, int] = {}
+            async for raw in read_raw(fleet.kafka, topic, committed=False):
+                last[raw.partition] = raw.offset
+            for partition, offset in last.items():
+                if committed.get((topic, partition), 0) <= offset:
+                    late[f"{topic}/{partition}"] = (offset + 1, committed.get((topic, partition), 0))
+        return late
+
+    for rule, ask, what in (
+        ("conclusions", open_commands, "every command concluded"),
+        ("dead_letters", letters_missing, "every bad record in the dead letters"),
+        ("offsets", behind, "offsets at the end"),
+    ):
+        try:
+            await fleet.eventually(ask, lambda left: not left, within_s=90, what=what)
+        except AssertionError as error:
+            wrong.append(Finding(rule, expected=what, got=str(error)[:1500]))
+    return wrong
