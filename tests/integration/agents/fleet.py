@@ -19,7 +19,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from streams.agents import attach
-from streams.assembly import StreamsApp, changelog_topics, consumer_groups, faust_settings
+from streams.assembly import StreamsApp, changelog_topics, faust_settings
 from streams.contracts import topics
 from streams.contracts.account import AccountState, AccountStateChanged, UserActive
 from streams.contracts.codec import encode
@@ -37,21 +37,28 @@ def account_id(number: int) -> str:
 
 @dataclass
 class Worker:
-    """One worker process. `lines` grows with what its host is told."""
+    """One worker process. What its host is told is read with `said`."""
 
     name: str
     process: asyncio.subprocess.Process
     log: Path
-    lines: list[Line] = field(default_factory=list)
-    read: asyncio.Task[None] | None = None
+    output: Path
+    _by_kind: dict[str, list[Line]] = field(default_factory=dict)
+    _read: int = 0
 
     def said(self, what: str, **details: object) -> list[Line]:
-        """Lines of a kind, with these details."""
-        return [
-            line
-            for line in self.lines
-            if line["what"] == what and all(line.get(name) == value for name, value in details.items())
-        ]
+        """Lines of a kind, with these details, in order."""
+        self._catch_up()
+        lines = self._by_kind.get(what, [])
+        if not details:
+            return lines
+        return [line for line in lines if all(line.get(name) == value for name, value in details.items())]
+
+    @property
+    def lines(self) -> list[Line]:
+        """All lines, in order."""
+        self._catch_up()
+        return sorted((line for lines in self._by_kind.values() for line in lines), key=lambda line: int(line["n"]))
 
     @property
     def held(self) -> frozenset[int]:
@@ -67,10 +74,16 @@ class Worker:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    async def _listen(self) -> None:
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
-            self.lines.append(json.loads(line))
+    def _catch_up(self) -> None:
+        with self.output.open("rb") as source:
+            source.seek(self._read)
+            for raw in source:
+                if not raw.endswith(b"\n"):
+                    break
+                self._read += len(raw)
+                line = json.loads(raw)
+                line["n"] = self._read
+                self._by_kind.setdefault(line["what"], []).append(line)
 
 
 class Fleet:
@@ -101,18 +114,17 @@ class Fleet:
             **more,
         }
         (self.directory / (data or name)).mkdir(exist_ok=True)
-        with log.open("ab") as sink:
+        output = self.directory / f"{name}.lines"
+        with log.open("ab") as sink, output.open("wb") as lines:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "tests.integration.agents.worker",
-                stdout=asyncio.subprocess.PIPE,
+                stdout=lines,
                 stderr=sink,
                 env=environment,
-                limit=1 << 24,
             )
-        worker = Worker(name, process, log)
-        worker.read = asyncio.create_task(worker._listen())
+        worker = Worker(name, process, log, output)
         self.workers.append(worker)
         return worker
 
@@ -196,8 +208,6 @@ class Fleet:
             except TimeoutError:
                 worker.process.kill()
                 await worker.process.wait()
-            if worker.read is not None:
-                await worker.read
 
 
 @asynccontextmanager
@@ -217,7 +227,8 @@ async def fleet(
     wanted = wanted_topics(settings, changelog_topics(app))
     async with TopicAdmin.connected(settings) as admin:
         await admin.create((await admin.inspect(wanted, {})).missing)
-        for group, missing in (await admin.inspect(wanted, consumer_groups(app))).offsets.items():
+        sources = sorted(str(agent.channel.get_topic_name()) for agent in app.agents.values())
+        for group, missing in (await admin.inspect(wanted, {str(app.conf.id): sources})).offsets.items():
             await admin.commit_first_offsets(group, missing)
     producer = AIOKafkaProducer(**settings.kafka_client())
     await producer.start()

@@ -189,9 +189,11 @@ async def test_case_110_an_agent_that_breaks_comes_back(workers: Fleet) -> None:
     worker = await workers.start()
     await workers.settled()
     for round_ in range(3):
-        worker.signal(signal.SIGUSR1) await workers.state(round_, "live", 1) await workers.state(round_ + 100, "live",
-        1) await workers.until(lambda: len(worker.said("changed")) >= 2 * (round_ + 1))  # noqa: B023 - awaited in the
-        round
+        worker.signal(signal.SIGUSR1)
+        await workers.state(round_, "live", 1)
+        await workers.state(round_ + 100, "live", 1)
+        wanted = 2 * (round_ + 1)
+        await workers.until(lambda wanted=wanted: len(worker.said("changed")) >= wanted)  # type: ignore[misc]
     assert worker.process.returncode is None
     await workers.until(lambda: worker.said("health", alive=True))
 

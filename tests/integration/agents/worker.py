@@ -30,7 +30,7 @@ from streams.settings import load_settings
 
 
 def say(what: str, **details: object) -> None:
-    """One line on stdout."""
+    """One line on stdout, which is a file: a reader that is slow must not hold the worker."""
     sys.stdout.write(json.dumps({"at": time.time(), "what": what, **details}, default=str) + "\n")
     sys.stdout.flush()
 
@@ -141,7 +141,7 @@ async def watch_loop() -> None:
 async def main() -> None:
     """Run until SIGTERM. SIGUSR1 breaks one agent from inside, to see it come back."""
     settings = load_settings()
-    app = StreamsApp(**faust_settings(settings))
+    app = StreamsApp(**{**faust_settings(settings), **json.loads(os.environ.get("TEST_FAUST", "{}"))})
     host = TalkingHost()
     directory = FileDirectory(Path(os.environ["TEST_DIRECTORY"])) if "TEST_DIRECTORY" in os.environ else None
     plane = attach(app, settings=settings, host=host, store=directory, observer=TalkingObserver())
