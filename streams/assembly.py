@@ -278,9 +278,6 @@ def faust_settings(settings: Settings) -> dict[str, Any]:
         "key_serializer": "raw",
         "value_serializer": "raw",
         "producer_acks": -1,
-        # Requests to a broker follow each other no faster than this (the first goes at once): under load, events
-        # share requests, which are most of what an event costs.
-        "producer_linger": 0.005,
         # A producer that cannot reach a broker must fail in time for a retry, not after twenty minutes.
         "producer_request_timeout": 30.0,
         # The web server shows the content of tables to whoever asks; it is off, and bound to loopback when switched on.
