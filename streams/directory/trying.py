@@ -15,6 +15,7 @@ from streams.directory.sources import CredentialSources
 from streams.errors import AccountError, CredentialsRefused, InsecureConnection, MailstreamsError
 from streams.imap.addresses import AddressPolicy
 from streams.imap.connecting import connect
+from streams.imap.hosts import HostGate, HostPolicy
 from streams.imap.oauth import OAuthProvider
 from streams.imap.tls import client_tls_context
 from streams.imap.values import Limits, Options
@@ -57,13 +58,14 @@ class _Unstored:
 
 
 class LoginTrial:
-    """Tries logins. One for many accounts: it holds the TLS context."""
+    """Tries logins. One for many accounts: it holds the TLS context, and keeps to the rate that a host allows."""
 
     def __init__(self, settings: Settings, box: CredentialBox, providers: Mapping[str, OAuthProvider]) -> None:
         self._settings = settings
         self._box = box
         self._providers = providers
         self._tls = client_tls_context(settings.IMAP_CA_FILE)
+        self._gate = HostGate(HostPolicy(logins_per_s=settings.HOST_LOGINS_PER_S))
         self._policy = AddressPolicy(allow_private=settings.IMAP_ALLOW_PRIVATE)
 
     async def login(self, connection: AccountConnection) -> Tried:
@@ -82,19 +84,20 @@ class LoginTrial:
             command_timeout_s=self._settings.IMAP_COMMAND_TIMEOUT_S,
         )
         try:
-            session = await connect(
-                connection.endpoint,
-                limits=limits,
-                options=Options(),
-                tls_context=self._tls,
-                address_policy=self._policy,
-            )
-            try:
-                await session.login(sources.of(connection))
-                found = await session.list_mailboxes(with_status=False)
-                offered = tuple(name for name in SHOWN_CAPABILITIES if session.has(name))
-            finally:
-                await session.close()
+            async with self._gate.login(connection.host):
+                session = await connect(
+                    connection.endpoint,
+                    limits=limits,
+                    options=Options(),
+                    tls_context=self._tls,
+                    address_policy=self._policy,
+                )
+                try:
+                    await session.login(sources.of(connection))
+                    found = await session.list_mailboxes(with_status=False)
+                    offered = tuple(name for name in SHOWN_CAPABILITIES if session.has(name))
+                finally:
+                    await session.close()
         finally:
             await sources.close()
         return Tried(unstored.kept, len(found.mailboxes), offered)

@@ -35,6 +35,7 @@ from streams.projection.rows import FlagsRow, GoneRow, MessageRef, PlaceRow, sto
 
 SCHEMA: Final = "mail"
 _LOCK_TIMEOUT_MS: Final = 15_000
+_SLEEPER_TIMEOUT_MS: Final = 10_000
 _ANALYZE_AFTER: Final = (2_000, 20_000, 200_000)
 """Events after which the planner is given statistics. An empty table looks the same through every index, and a plan
 made then is kept: look-ups by the wrong index cost 20 times as much. Later autovacuum sees to it."""
@@ -53,8 +54,10 @@ _JSON: Final = msgspec.json.Encoder()
 
 # Every statement looks up a few thousand rows by key. Plans are made when tables are young and never analysed, and a
 # plan that reads a whole table once is a plan that reads it at every batch: only look-ups are left to the planner.
+# A projector that sleeps in the middle of a transaction holds its positions: PostgreSQL ends that session.
 _SESSION: Final = {
     "lock_timeout": str(_LOCK_TIMEOUT_MS),
+    "idle_in_transaction_session_timeout": str(_SLEEPER_TIMEOUT_MS),
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",

@@ -72,6 +72,9 @@ def migrate_blocking(dsn: str) -> bool:
         with engine.connect() as connection, connection.begin():
             # Transaction-level: released by commit, rollback, or our death.
             connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
+            encoding = connection.execute(sqlalchemy.text("SHOW server_encoding")).scalar_one()
+            if encoding != "UTF8":
+                raise ConfigurationError(f"POSTGRES_DSN: the database's encoding is {encoding}, it must be UTF8")
             connection.execute(sqlalchemy.text("CREATE SCHEMA IF NOT EXISTS mailstreams"))
             return _upgrade(script, connection)
     except sqlalchemy.exc.DBAPIError as error:
@@ -86,6 +89,7 @@ def _connect(dsn: str) -> psycopg.Connection:
     return psycopg.connect(
         dsn,
         connect_timeout=CONNECT_TIMEOUT_S,
+        client_encoding="utf8",
         application_name="mailstreams-migrate",
         options=f"-c lock_timeout={LOCK_TIMEOUT_S}s",
     )

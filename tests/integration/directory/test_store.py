@@ -163,6 +163,18 @@ async def test_many_start_at_once_and_one_migrates(database: str) -> None:
     assert await migrate(database) is False
 
 
+async def test_a_database_that_cannot_hold_every_text_is_refused(database: str) -> None:
+    name = f"{database.rsplit('/', 1)[1]}_ascii"
+    connection = await asyncpg.connect(database)
+    await connection.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    try:
+        with pytest.raises(ConfigurationError, match="UTF8"):
+            await migrate(database.rsplit("/", 1)[0] + f"/{name}")
+    finally:
+        await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await connection.close()
+
+
 async def test_a_newer_database_is_refused(database: str) -> None:
     await migrate(database)
     connection = await asyncpg.connect(database)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streams.contracts.mailbox import MessageHeaders
 from streams.errors import ConfigurationError
+from streams.projection import tables as tables_module
 from streams.projection.batch import Outcome, Position, Slice, Source
 from streams.projection.decoding import Decoded
+from streams.projection.queries import LOCK_POSITIONS
 from streams.projection.tables import Tables, open_projection_pool
 from tests.fixtures.mail_events import AccountLog, place
 from tests.fixtures.mail_model import Model, Walker
@@ -114,6 +118,24 @@ async def test_s3_a_zombie_writes_nothing(partition: Partition, rows: Rows) -> N
     ahead = await partition.tables.write([partition.slice([log.added(4, "m4")], start=17)])
     assert partition.source in ahead.moved
     assert await rows.value("SELECT count(*) FROM mail.places") == 3
+
+
+async def test_s3_a_sleeper_in_mid_transaction_does_not_hold_its_successor(
+    partition: Partition, rows: Rows, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP between two statements: PostgreSQL ends the session, the locks are free, its commit fails."""
+    monkeypatch.setitem(tables_module._SESSION, "idle_in_transaction_session_timeout", "500")
+    pool = await open_projection_pool(database, 1)
+    sleeper = await pool.acquire()
+    transaction = sleeper.transaction()
+    await transaction.start()
+    await sleeper.fetch(LOCK_POSITIONS, [partition.source.topic], [partition.source.partition])
+    log = AccountLog()
+    outcome = await asyncio.wait_for(partition.write(log.added(1, "m1")), 10)
+    assert outcome.events == 1
+    with pytest.raises((asyncpg.InterfaceError, asyncpg.PostgresError)):
+        await transaction.commit()
+    pool.terminate()
 
 
 async def test_two_partitions_are_written_at_once_and_one_gap_stops_one(tables: Tables, rows: Rows) -> None:
