@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from streams.errors import MailboxError, MailboxUnusable, MalformedAnswer
+from streams.errors import HostBusy, MailboxError, MailboxUnusable, MalformedAnswer, RetryLater
 from streams.imap.channel import Channel
 from streams.imap.connection import Exchange
 from streams.imap.protocol.codes import During
@@ -110,6 +110,11 @@ async def _status_batch(
             channel.accept(await channel.protocol.finish(exchange), During.MAILBOX)
         except MailboxError as error:
             answers[name] = error
+            continue
+        except RetryLater as error:
+            if isinstance(error, HostBusy) or channel.protocol.failure is not None:
+                raise
+            answers[name] = MailboxUnusable(str(error), code=error.code, retry_after_s=error.retry_after_s)
             continue
         status = told.get(canonical_name(name))
         answers[name] = MalformedAnswer("STATUS was not told") if status is None else status
