@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,6 +16,7 @@ from streams.runtime.checks import kafka_check
 from streams.runtime.topics import TopicAdmin, topics_check, wanted_topics
 from streams.settings import Settings, load_settings
 from tests.fixtures.services import Broker
+from tests.integration.runtime.processes import running
 
 
 @pytest.fixture
@@ -128,3 +131,52 @@ async def test_no_broker_is_unavailable_not_a_traceback(settings: Settings) -> N
         await topics_check(nowhere).probe()
     with pytest.raises(ServiceUnavailable, match=r"no broker of 127\.0\.0\.1:1 answers: .*Errno 111"):
         await kafka_check(nowhere).probe()
+
+
+async def run_topics(
+    settings: Settings, data: Path, *arguments: str, **changes: str
+) -> tuple[int, list[str], list[str]]:
+    environment = {
+        "KAFKA_BOOTSTRAP_SERVERS": settings.KAFKA_BOOTSTRAP_SERVERS,
+        "KAFKA_TOPIC_PREFIX": settings.KAFKA_TOPIC_PREFIX,
+        "PARTITIONS": str(settings.PARTITIONS),
+        **changes,
+    }
+    command = ("-m", "faust", *arguments)
+    async with running(*command, environment=environment, data=data) as process:
+        return await process.ended(), process.said, process.logged
+
+
+async def test_the_command_shows_makes_and_finds_everything_in_order(settings: Settings, tmp_path: Path) -> None:
+    code, said, errors = await run_topics(settings, tmp_path, "-A", "streams", "topics", "--dry-run")
+    assert (code, errors) == (0, [])
+    assert any(line.startswith(f"would create {settings.topic(CHANGES)} (3 partitions") for line in said)
+
+    code, said, errors = await run_topics(settings, tmp_path, "--json", "-A", "streams", "topics")
+    assert (code, errors) == (0, [])
+    report = json.loads("\n".join(said))
+    assert settings.topic(CHANGES) in report["created"]
+    assert f"{settings.KAFKA_TOPIC_PREFIX}mailstreams-accounts-changelog" in report["created"]
+
+    code, said, errors = await run_topics(settings, tmp_path, "-A", "streams", "topics")
+    assert (code, errors) == (0, [])
+    assert len(said) <= 2
+    assert said[-1].endswith("(3 partitions each)")
+
+
+async def test_the_command_names_a_wrong_count_in_one_line_and_ends_with_2(settings: Settings, tmp_path: Path) -> None:
+    await create(settings)
+    code, _, errors = await run_topics(settings, tmp_path, "-A", "streams", "topics", PARTITIONS="5")
+    assert code == 2
+    (line,) = errors
+    assert line.startswith(
+        "configuration error: topics are not as they must be: PARTITIONS is 5, but 3 partitions have"
+    )
+
+
+async def test_the_command_without_a_broker_is_one_line_and_1(settings: Settings, tmp_path: Path) -> None:
+    nowhere = {"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    code, said, errors = await run_topics(settings, tmp_path, "-A", "streams", "topics", **nowhere)
+    assert (code, said) == (1, [])
+    (line,) = errors
+    assert line.startswith("no broker of 127.0.0.1:1 answers: ")
