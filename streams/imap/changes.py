@@ -25,6 +25,7 @@ from streams.imap.protocol.responses import (
 from streams.imap.values import Changes, FetchedMessage, ListedMailbox, MailboxStatus
 
 _T = TypeVar("_T")
+MAX_KEPT_BYTES: Final = 32 << 20  # of flags and labels that came unasked
 _MAX_ALERTS: Final = 10
 _MAX_NAMED: Final = 20_000  # mailboxes named by NOTIFY between two looks
 
@@ -37,6 +38,11 @@ def merge(old: FetchedMessage, new: FetchedMessage) -> FetchedMessage:
         if name != "sections" and (value := getattr(new, name)) is not None
     }
     return msgspec.structs.replace(old, **told, sections={**old.sections, **new.sections})
+
+
+def kept_bytes(message: FetchedMessage) -> int:
+    """Bytes of what a message may hold without bound: flags and labels."""
+    return sum(map(len, message.flags or ())) + sum(map(len, message.gm_labels or ()))
 
 
 class ChangeCollector:
@@ -52,6 +58,7 @@ class ChangeCollector:
         self._vanished = BitMap()
         self._expunged = 0
         self._fetched: dict[int, FetchedMessage] = {}
+        self._kept_bytes = 0
         self._unidentified = 0
         self._statuses: dict[bytes, MailboxStatus] = {}
         self._listed: dict[bytes, ListedMailbox] = {}
@@ -151,8 +158,13 @@ class ChangeCollector:
         elif len(self._fetched) >= self._max_fetches:
             self._overflowed = True
         else:
-            # Bodies nobody asked for are not kept.
-            self._fetched[message.uid] = msgspec.structs.replace(message, sections={}) if message.sections else message
+            # Bodies and structures nobody asked for are not kept.
+            kept = msgspec.structs.replace(message, sections={}, structure=None)
+            self._kept_bytes += kept_bytes(kept)
+            if self._kept_bytes > MAX_KEPT_BYTES:
+                self._overflowed = True
+            else:
+                self._fetched[message.uid] = kept
 
     def add_condition(self, response: Untagged) -> None:
         """OK, NO or BAD outside of a command's answer."""

@@ -109,6 +109,7 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
         self._bye: Untagged | None = None
         self._closing = False
         self._reading = True
+        self.response_bytes = 0  # of the response being handled
         self._held = False  # a reader of a streamed answer asked us to wait
         self._held_since = 0.0
         self._halted = False  # STARTTLS or COMPRESS: bytes after its tagged answer are another stream
@@ -177,6 +178,7 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
                     if not self._compressed or not self._inflate_some():
                         break
                     continue
+                self.response_bytes = len(raw.data)
                 self._dispatch(parse(raw))
                 count += 1
                 if not count % _SLICE_CHECK_EVERY and clock() > until:
@@ -184,6 +186,9 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
                     break
         except ProtocolViolation as error:
             self.fail(error)
+            return
+        except Exception as error:
+            self._fail_unforeseen(error)
             return
         self._set_reading(self._slice is None and not self._stopped())
 
@@ -204,9 +209,16 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
                 raw = self._framer.next_response()
                 if raw is None:
                     break
+                self.response_bytes = len(raw.data)
                 self._dispatch(parse(raw))
         except ProtocolViolation as error:
             self.fail(error)
+        except Exception as error:
+            self._fail_unforeseen(error)
+
+    def _fail_unforeseen(self, error: Exception) -> None:
+        """A defect of ours ends this connection, whose place in the dialogue is lost, and nothing else (case 81)."""
+        self.fail(ProtocolViolation(f"an answer could not be handled ({type(error).__name__})", code="internal"))
 
     def _inflate_some(self) -> bool:
         """Inflate one bounded step, so that a small packet cannot grow without bound. False: more input is needed."""

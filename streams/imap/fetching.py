@@ -22,7 +22,7 @@ from streams.imap.protocol.commands import Command, fetch_item, sequence_set
 from streams.imap.protocol.responses import Fetched, Malformed, Response, Tagged, Vanished
 from streams.imap.values import FetchChunk, FetchedMessage, UnreadableFetch
 
-CHUNK_BYTES: Final = 8 << 20  # of message sections; a chunk ends there even with few messages
+CHUNK_BYTES: Final = 8 << 20  # of responses; a chunk ends there even with few messages
 _MAX_UNREADABLE: Final = 1000  # kept for one chunk
 
 _FIELDS: Final = {
@@ -139,8 +139,8 @@ class FetchStream:
             self._bytes = 0
         else:
             uids = list(self._ready)[: self._chunk]
+            self._bytes -= self._bytes * len(uids) // len(self._ready)
             messages = [self._ready.pop(uid) for uid in uids]
-            self._bytes = sum(map(_weight, self._ready.values()))
         self._delivered.update([message.uid for message in messages])
         vanished, self._vanished = self._vanished, BitMap()
         unreadable, self._unreadable = tuple(self._unreadable), []
@@ -170,6 +170,7 @@ class FetchStream:
         known = self._ready.get(uid)
         if known is not None:
             self._ready[uid] = merge(known, message)
+            self._bytes += self._protocol.response_bytes
             return
         if self._partial:
             known = self._partial.pop(uid, None)
@@ -177,23 +178,19 @@ class FetchStream:
                 message = merge(known, message)
         if self._complete(message):
             self._ready[uid] = message
-            self._bytes += _weight(message)
+            self._bytes += self._protocol.response_bytes
             return
         self._partial[uid] = message
-        if len(self._partial) > self._chunk:  # a server that never tells an item: do not wait for it in all of them
+        self._bytes += self._protocol.response_bytes
+        if len(self._partial) > self._chunk or self._bytes >= CHUNK_BYTES:
+            # A server that never tells an item: do not wait for it in all of them.
             oldest = next(iter(self._partial))
             self._ready[oldest] = self._partial.pop(oldest)
-            self._bytes += _weight(self._ready[oldest])
 
     def _complete(self, message: FetchedMessage) -> bool:
         if self._told is not None and None in self._told(message):
             return False
         return not self._sections or all(map(message.sections.__contains__, self._sections))
-
-
-def _weight(message: FetchedMessage) -> int:
-    sections = message.sections
-    return sum(map(len, sections.values())) if sections else 0
 
 
 def _section_of(name: bytes) -> bytes:

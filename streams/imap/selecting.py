@@ -6,10 +6,12 @@ what came before [CLOSED] belongs to the mailbox that was open before (RFC 7162 
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pyroaring import BitMap
 
 from streams.errors import MailboxError, MailboxUnusable, MalformedAnswer
-from streams.imap.changes import merge
+from streams.imap.changes import MAX_KEPT_BYTES, kept_bytes, merge
 from streams.imap.channel import Channel
 from streams.imap.protocol.codes import During
 from streams.imap.protocol.commands import Command, Part, UnsafeArgument, astring, sequence_set
@@ -27,6 +29,7 @@ from streams.imap.protocol.responses import (
     Untagged,
     Vanished,
 )
+from streams.imap.protocol.tokens import TokenError
 from streams.imap.values import FetchedMessage, QResync, Selected
 
 
@@ -48,6 +51,7 @@ class SelectCollector:
         self._read_only = False
         self._vanished = BitMap()
         self._fetched: dict[int, FetchedMessage] = {}
+        self._kept_bytes = 0
         self._overflowed = False
 
     def take(self, response: Response) -> bool:
@@ -76,10 +80,11 @@ class SelectCollector:
             self._overflowed = True  # a change that cannot be placed: the reader has to ask
         elif message.uid in self._fetched:
             self._fetched[message.uid] = merge(self._fetched[message.uid], message)
-        elif len(self._fetched) >= self._max_fetches:
+        elif len(self._fetched) >= self._max_fetches or self._kept_bytes > MAX_KEPT_BYTES:
             self._overflowed = True
         else:
             self._fetched[message.uid] = message
+            self._kept_bytes += kept_bytes(message)
 
     def _take_code(self, code: Code) -> bool:
         match code.name:
@@ -92,7 +97,8 @@ class SelectCollector:
             case "NOMODSEQ":
                 self._nomodseq = True
             case "PERMANENTFLAGS":
-                self._permanent = flags_from(code.arguments.removeprefix(b"(").removesuffix(b")"))
+                with suppress(TokenError):  # too many to be true: then none are known
+                    self._permanent = flags_from(code.arguments.removeprefix(b"(").removesuffix(b")"))
             case "MAILBOXID":
                 self._mailbox_id = object_id(code.arguments)
             case "READ-ONLY":

@@ -52,6 +52,8 @@ _SYSTEM_FLAGS: Final = {
     flag.lower(): flag for flag in (b"\\Seen", b"\\Answered", b"\\Flagged", b"\\Deleted", b"\\Draft", b"\\Recent")
 }
 _MAX_UID: Final = 0xFFFFFFFF
+_MAX_FLAG_BYTES: Final = 64 << 10  # of one list; a mailbox with a thousand keywords needs 20 KiB
+_CACHED_FLAG_BYTES: Final = 1024
 _CACHED_FLAG_LISTS: Final = 4096  # distinct flag lists kept; mailboxes use a handful, a hostile one is bounded
 
 _flag_lists: dict[bytes, frozenset[bytes]] = {}
@@ -59,12 +61,16 @@ _zones: dict[bytes, timezone] = {}
 
 
 def flags_from(raw: bytes) -> frozenset[bytes]:
-    """The flags of a list without its parentheses. Equal lists share one set."""
+    """The flags of a list without its parentheses. Equal lists share one set. Raises `TokenError` for too many."""
     known = _flag_lists.get(raw)
     if known is None:
-        if len(_flag_lists) >= _CACHED_FLAG_LISTS:
-            _flag_lists.clear()
-        known = _flag_lists[raw] = normal_flags(raw.split())
+        if len(raw) > _MAX_FLAG_BYTES:
+            raise TokenError("too many flags")
+        known = normal_flags(raw.split())
+        if len(raw) <= _CACHED_FLAG_BYTES:
+            if len(_flag_lists) >= _CACHED_FLAG_LISTS:
+                _flag_lists.clear()
+            _flag_lists[raw] = known
     return known
 
 
@@ -154,7 +160,10 @@ def _strings(cursor: Cursor) -> tuple[bytes, ...]:
 
 
 def _flags(cursor: Cursor) -> frozenset[bytes]:
-    return normal_flags(_strings(cursor))
+    flags = _strings(cursor)
+    if sum(map(len, flags)) + len(flags) > _MAX_FLAG_BYTES:
+        raise TokenError("too many flags")
+    return normal_flags(flags)
 
 
 def _modseq(cursor: Cursor) -> int:

@@ -64,6 +64,9 @@ _CONDITIONS: Final[dict[bytes, Condition]] = {
     b"PREAUTH": "PREAUTH",
 }
 _MAX_NUMBER: Final = 0xFFFFFFFF
+_MAX_NAME_BYTES: Final = 4096  # of a mailbox; the longest that servers make are a few hundred
+_MAX_NAMED_BYTES: Final = 64 << 10  # of a whole LIST or STATUS line
+_MAX_CAPABILITY_BYTES: Final = 64 << 10
 
 # RFC 6154 and RFC 8457; \AllMail, \Spam, \Starred are XLIST's names for the same.
 _SPECIAL_USE: Final = {
@@ -170,7 +173,8 @@ def _code_and_text(rest: bytes) -> tuple[Code | None, bytes]:
 
 
 def capability_names(raw: bytes) -> frozenset[str]:
-    """Names of a capability list, in upper case."""
+    """Names of a capability list, in upper case. What is beyond any sensible length is not looked at."""
+    raw = raw[:_MAX_CAPABILITY_BYTES]
     return frozenset(name.decode("ascii", "replace").upper() for name in raw.split())
 
 
@@ -236,13 +240,20 @@ def _vanished(raw: Raw, at: int) -> Response:
     return Vanished(parse_uid_set(rest) if rest else BitMap(), earlier)
 
 
+def _named(raw: Raw, name: bytes) -> bytes:
+    """The canonical name of a line about a mailbox: such values are kept in numbers, so each has to be small."""
+    if len(raw.data) > _MAX_NAMED_BYTES or len(name) > _MAX_NAME_BYTES:
+        raise TokenError("a line about a mailbox is too long")
+    return canonical_name(name)
+
+
 def _list(raw: Raw, at: int) -> Response:
     cursor = Cursor(raw.data, at, raw.literals)
     attributes = frozenset(
         value.decode("ascii", "replace").lower() for value in cursor.items() if isinstance(value, bytes)
     )
     delimiter = cursor.string()
-    wire_name = canonical_name(_mailbox_name(cursor))
+    wire_name = _named(raw, _mailbox_name(cursor))
     old_name = None
     if cursor.peek() == 0x28:
         try:
@@ -314,7 +325,7 @@ def _status(raw: Raw, at: int) -> Response:
         cursor.at = end
     if not name:
         raise TokenError("STATUS without a mailbox")
-    return StatusTold(canonical_name(name), _status_items(cursor))
+    return StatusTold(_named(raw, name), _status_items(cursor))
 
 
 def _status_items(cursor: Cursor) -> MailboxStatus:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from streams.errors import (
     NotAnImapServer,
     RetryLater,
 )
+from streams.imap.changes import kept_bytes
 from streams.imap.connecting import connect
 from streams.imap.connection import ImapProtocol
 from streams.imap.credentials import Credential, OAuthToken, Password, Secret
@@ -665,6 +667,37 @@ async def test_memory_of_a_long_idle_answer_is_bounded() -> None:
             changes = session.take_changes()
             assert len(changes.alerts) == 10
             assert changes.unidentified == 5000
+
+
+async def test_a_hostile_server_cannot_fill_memory_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.imap.changes.MAX_KEPT_BYTES", 200_000)
+    big = b" ".join(b"K%d" % number for number in range(2000))  # 10 KB of flags in each line
+    async with ImapServer([account()], FULL) as server, logged_in(server, examine=b"INBOX") as session:
+        server.bend(
+            "NOOP", lambda answer: [b"* 1 FETCH (UID %d FLAGS (%b%d))\r\n" % (n, big, n) for n in range(1, 60)] + answer
+        )
+        await session.noop()
+        changes = session.take_changes()
+        assert changes.overflowed
+        assert 0 < sum(kept_bytes(message) for message in changes.fetched.values()) <= 200_000
+        server.bend("LIST", lambda answer: [b'* LIST () "/" "' + b"x" * 100_000 + b'"\r\n', *answer])
+        assert (await session.list_mailboxes()).unreadable == 1
+
+
+async def test_case_81_a_defect_of_ours_ends_only_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ImapServer([account()], FULL) as server, logged_in(server, examine=b"INBOX") as session:
+        server.bend("NOOP", lambda answer: [b"* 4 EXISTS\r\n", *answer])
+        monkeypatch.setattr("streams.imap.changes.ChangeCollector.add", lambda *_: 1 / 0)
+        with pytest.raises(ConnectionLost) as caught:
+            await session.noop()
+        assert caught.value.code == "internal"
+
+
+async def test_case_78_the_kernel_looks_for_dead_peers_too() -> None:
+    async with ImapServer([account()], FULL) as server, logged_in(server) as session:
+        sock = session._protocol.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 300
 
 
 async def test_options_hide_capabilities() -> None:
