@@ -13,6 +13,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+STACK ?= .local
 export PYTHONUNBUFFERED := 1
 
 FUZZ_SECONDS ?= 60
@@ -59,8 +60,8 @@ bench: $(STAMP) dovecot ## measure; figures as ratios, one JSON line each
 demo: $(STAMP) ## real mail flowing from a mail server into the log and the database (Ctrl-C ends it; DEMO_SECONDS=30)
 	@exec $(BIN)/python -m streams.local.demo
 
-stack: $(STAMP) ## Kafka, PostgreSQL and a mail server in the foreground, for development
-	@exec $(BIN)/python -m streams.local
+stack: $(STAMP) ## Kafka, PostgreSQL and a mail server in the foreground, their data kept in .local (STACK=directory)
+	@exec $(BIN)/python -m streams.local --keep $(STACK)
 
 storm: $(STAMP) dovecot ## faults at random under load, with an independent checker
 	$(BIN)/python -m tests.storm $(STORM_ARGS)

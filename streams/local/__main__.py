@@ -26,6 +26,8 @@ async def _serve(directory: Path | None) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    if directory is not None:
+        await asyncio.to_thread(_make, directory)
     stack = LocalStack(directory, progress=_progress, usual_ports=True)
     starting = asyncio.create_task(stack.start())
     stopping = asyncio.create_task(stop.wait())
@@ -44,6 +46,13 @@ async def _serve(directory: Path | None) -> int:
         _progress("stopping")
         await stack.stop()
     return 0
+
+
+def _make(directory: Path) -> None:
+    """Make the directory, open enough for the users that PostgreSQL and Dovecot become when root starts them."""
+    if not directory.exists():
+        directory.mkdir(parents=True)
+        directory.chmod(0o711)
 
 
 def _explain(stack: LocalStack) -> None:
@@ -65,7 +74,7 @@ def main() -> int:
     parser.add_argument("--keep", metavar="DIRECTORY", type=Path, help="keep the data there for the next start")
     arguments = parser.parse_args()
     try:
-        return asyncio.run(_serve(arguments.keep))
+        return asyncio.run(_serve(arguments.keep and arguments.keep.absolute()))
     except LocalStackError as error:
         print(f"[stack] {error}", file=sys.stderr)
         return 1

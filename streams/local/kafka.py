@@ -90,7 +90,7 @@ class Kafka:
         self._directory = directory
         self._progress = progress
         self._heap_mb = heap_mb
-        self._port = free_port(port)
+        self.port = free_port(port)
         self._controller_port = free_port()
         self._child: ChildProcess | None = None
         self._rehearsed: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Kafka:
     @property
     def bootstrap(self) -> str:
         """host:port for clients."""
-        return f"{HOST}:{self._port}"
+        return f"{HOST}:{self.port}"
 
     @property
     def log(self) -> Path:
@@ -166,8 +166,8 @@ class Kafka:
     def _write_settings(self) -> Path:
         self._directory.mkdir(parents=True, exist_ok=True)
         settings = _TUNING | {
-            "listeners": f"PLAINTEXT://{HOST}:{self._port},CONTROLLER://{HOST}:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{self._port},CONTROLLER://{HOST}:{self._controller_port}",
+            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self._controller_port}",
             "controller.quorum.bootstrap.servers": f"{HOST}:{self._controller_port}",
             "log.dirs": str(self._directory / "data"),
         }
@@ -217,7 +217,7 @@ class Kafka:
     async def _answers(self) -> bool:
         """Whether the cluster names a live broker; a listening socket alone says little."""
         try:
-            _, writer = await asyncio.open_connection(HOST, self._port)
+            _, writer = await asyncio.open_connection(HOST, self.port)
         except OSError:
             return False
         writer.close()

@@ -1,4 +1,4 @@
-"""Free loopback ports, never handed out twice by one process."""
+"""Free loopback ports, none handed out twice by one process unless it is asked for by number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def free_port(preferred: int = 0) -> int:
                 preferred = 0
                 continue
             port: int = probe.getsockname()[1]
-        if port not in _handed_out:
+        if port not in _handed_out or preferred:
             _handed_out.add(port)
             return port
         preferred = 0

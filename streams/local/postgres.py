@@ -61,7 +61,7 @@ class Postgres:
         """`port` is preferred when free. `database` is made at the first start."""
         self._directory = directory
         self._progress = progress
-        self._port = free_port(port)
+        self.port = free_port(port)
         self._database = database
         self._child: ChildProcess | None = None
 
@@ -84,7 +84,7 @@ class Postgres:
 
     def dsn(self, database: str | None = None) -> str:
         """Connection string of `database`, by default the one made at the first start."""
-        return f"postgresql://{SUPERUSER}@{HOST}:{self._port}/{database or self._database}"
+        return f"postgresql://{SUPERUSER}@{HOST}:{self.port}/{database or self._database}"
 
     async def start(self) -> None:
         """Start, or start again on the same port and data. Raises `LocalStackError`."""
@@ -98,7 +98,7 @@ class Postgres:
         options = [argument for key, value in _TUNING.items() for argument in ("-c", f"{key}={value}")]
         self._child = ChildProcess(
             self.name,
-            [str(programs / "postgres"), "-D", str(data), "-p", str(self._port), *options],
+            [str(programs / "postgres"), "-D", str(data), "-p", str(self.port), *options],
             log=self.log,
             environment=_environment(),
             directory=self._directory,

@@ -7,6 +7,7 @@ directory that was made here is removed. What the environment names is never sta
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import tempfile
@@ -60,7 +61,7 @@ class LocalStack:
         self._temporary = directory is None
         self.directory = directory or _temporary_directory()
         self._given = given
-        ports = USUAL_PORTS if usual_ports else dict.fromkeys(USUAL_PORTS, 0)
+        ports = (USUAL_PORTS if usual_ports else dict.fromkeys(USUAL_PORTS, 0)) | self._earlier_ports()
         self.kafka = (
             None
             if given.get("KAFKA_BOOTSTRAP_SERVERS")
@@ -84,6 +85,28 @@ class LocalStack:
             self.mail = PymapServer(self.directory / "pymap", progress=progress, port=ports["imap"])
 
     @property
+    def _ports_file(self) -> Path:
+        return self.directory / "ports.json"
+
+    def _earlier_ports(self) -> dict[str, int]:
+        """The ports of an earlier start with this directory, so that what was configured against them still works."""
+        try:
+            ports: dict[str, int] = json.loads(self._ports_file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return ports
+
+    def _keep_ports(self) -> None:
+        ports = {"imap": self.mail.port}
+        if isinstance(self.mail, Dovecot):
+            ports["imaps"] = self.mail.tls_port
+        if self.kafka is not None:
+            ports["kafka"] = self.kafka.port
+        if self.postgres is not None:
+            ports["postgres"] = self.postgres.port
+        self._ports_file.write_text(json.dumps(ports))
+
+    @property
     def services(self) -> list[Service]:
         """What is started here."""
         every: tuple[Service | None, ...] = (self.mail, self.postgres, self.kafka)
@@ -101,6 +124,7 @@ class LocalStack:
         except BaseException:
             await self.stop()
             raise
+        self._keep_ports()
 
     async def stop(self) -> None:
         """Stop everything that runs, all at once. Raises `ServiceFailed` when something does not end."""

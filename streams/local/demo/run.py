@@ -171,6 +171,7 @@ async def _settings(stack: LocalStack) -> AsyncIterator[dict[str, str]]:
     """The environment of the product. In services that are not ours it gets topics and a database of its own."""
     settings = DEMO_SETTINGS | os.environ | stack.environment()
     settings |= {"ENCRYPTION_KEYS": Fernet.generate_key().decode(), "DATA_DIR": str(stack.directory / "worker")}
+    settings["MAILSTREAMS_ENV_FILE"] = os.devnull  # what is in a .env here is meant for another cluster
     if "LOG_FORMAT" not in os.environ:
         settings["LOG_FORMAT"] = "console"
     # Found also when the package is used from its tree without being installed.

@@ -216,6 +216,15 @@ async def test_stack_takes_what_the_environment_names(private_directory: Path) -
     assert not psutil.pid_exists(pid)
 
 
+async def test_kept_stack_comes_back_at_the_same_addresses(private_directory: Path) -> None:
+    given = {"KAFKA_BOOTSTRAP_SERVERS": "elsewhere:9092"}
+    async with LocalStack(private_directory, given=given) as stack:
+        addresses, mail_port = stack.environment(), stack.mail.port
+    async with LocalStack(private_directory, given=given) as stack:
+        assert stack.environment() == addresses
+        assert stack.mail.port == mail_port
+
+
 async def test_failure_of_a_service_shows_the_end_of_its_log(private_directory: Path) -> None:
     child = ChildProcess(
         "broken",
