@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
 from types import TracebackType
 from typing import Any
 
 from scramp import ScramMechanism  # type: ignore[import-untyped]
 
 from tests.scripted_imap.bending import Action, Bend, Bender, Ended, send
-from tests.scripted_imap.model import MONTHS, Account, Change, Mailbox, Message, date_time
+from tests.scripted_imap.model import Account, Change, Mailbox, Message, date_time
+from tests.scripted_imap.wording import TOKEN, Refused, criteria, quoted, ranges, section, uid_test, unquoted
 
 BASE = frozenset(
     {
@@ -35,15 +35,7 @@ FULL = QRESYNC | {"OBJECTID", "NOTIFY"}
 GMAIL = BASE | {"CONDSTORE", "ESEARCH", "LIST-STATUS", "X-GM-EXT-1"}
 BARE = frozenset({"IMAP4rev1"})
 
-_SYSTEM = {
-    "SEEN": "\\Seen",
-    "ANSWERED": "\\Answered",
-    "FLAGGED": "\\Flagged",
-    "DELETED": "\\Deleted",
-    "DRAFT": "\\Draft",
-}
 _ITEM = re.compile(r"[A-Za-z][A-Za-z0-9.-]*(?:\[[^\]]*\])?(?:<\d+(?:\.\d+)?>)?")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]|[^\s()"]+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +256,7 @@ class _Session:
         return [b'* ID ("name" "scripted")\r\n'], "OK done"
 
     def do_login(self, arguments: str) -> tuple[list[bytes], str]:
-        username, password = (_unquoted(token) for token in _TOKEN.findall(arguments))
+        username, password = (unquoted(token) for token in TOKEN.findall(arguments))
         return self.admit(username, lambda account: account.password == password)
 
     def admit(self, username: str, check: Callable[[Account], bool]) -> tuple[list[bytes], str]:
@@ -391,9 +383,9 @@ class _Session:
 
     def list_line(self, mailbox: Mailbox, attributes: Sequence[str], old: str | None) -> bytes:
         shown = [*attributes] if mailbox.selectable else [*attributes, "\\Noselect"]
-        extended = f' ("OLDNAME" ({_quoted(old)}))' if old is not None else ""
+        extended = f' ("OLDNAME" ({quoted(old)}))' if old is not None else ""
         delimiter = mailbox.account.delimiter
-        line = f'* LIST ({" ".join(shown)}) "{delimiter}" {_quoted(mailbox.name)}{extended}\r\n'
+        line = f'* LIST ({" ".join(shown)}) "{delimiter}" {quoted(mailbox.name)}{extended}\r\n'
         return line.encode("utf-8", "surrogateescape")
 
     def status_line(self, mailbox: Mailbox, items: Sequence[str]) -> bytes:
@@ -410,11 +402,11 @@ class _Session:
         if "OBJECTID" in self.profile.capabilities:
             values["MAILBOXID"] = f"({mailbox.mailbox_id})"
         told = " ".join(f"{item} {values[item]}" for item in items if item in values)
-        return f"* STATUS {_quoted(mailbox.name)} ({told})\r\n".encode("utf-8", "surrogateescape")
+        return f"* STATUS {quoted(mailbox.name)} ({told})\r\n".encode("utf-8", "surrogateescape")
 
     def do_status(self, arguments: str) -> tuple[list[bytes], str]:
-        tokens = _TOKEN.findall(arguments)
-        mailbox = self.find(_unquoted(tokens[0]))
+        tokens = TOKEN.findall(arguments)
+        mailbox = self.find(unquoted(tokens[0]))
         items = [token for token in tokens[1:] if token not in "()"]
         if "HIGHESTMODSEQ" in items and "CONDSTORE" not in self.profile.capabilities:
             raise Refused("BAD unknown item")
@@ -427,23 +419,23 @@ class _Session:
         return [], "OK watching"
 
     def do_create(self, arguments: str) -> tuple[list[bytes], str]:
-        self.user().create(_unquoted(arguments))
+        self.user().create(unquoted(arguments))
         return [], "OK created"
 
     def do_delete(self, arguments: str) -> tuple[list[bytes], str]:
-        self.user().delete(self.find(_unquoted(arguments)).name)
+        self.user().delete(self.find(unquoted(arguments)).name)
         return [], "OK deleted"
 
     def do_rename(self, arguments: str) -> tuple[list[bytes], str]:
-        old, new = (_unquoted(token) for token in _TOKEN.findall(arguments))
+        old, new = (unquoted(token) for token in TOKEN.findall(arguments))
         self.user().rename(self.find(old).name, new)
         return [], "OK renamed"
 
     def do_append(self, arguments: str) -> tuple[list[bytes], str]:
-        tokens = _TOKEN.findall(arguments)
-        mailbox = self.find(_unquoted(tokens[0]))
+        tokens = TOKEN.findall(arguments)
+        mailbox = self.find(unquoted(tokens[0]))
         flags = tokens[2 : tokens.index(")")] if tokens[1] == "(" else []
-        message = mailbox.deliver(_unquoted(tokens[-1]).encode("utf-8", "surrogateescape"), flags=flags)
+        message = mailbox.deliver(unquoted(tokens[-1]).encode("utf-8", "surrogateescape"), flags=flags)
         return [], f"OK [APPENDUID {mailbox.uidvalidity} {message.uid}] appended"
 
     def do_examine(self, arguments: str) -> tuple[list[bytes], str]:
@@ -453,10 +445,10 @@ class _Session:
         return self.select(arguments, "READ-WRITE")
 
     def select(self, arguments: str, access: str) -> tuple[list[bytes], str]:
-        tokens = _TOKEN.findall(arguments)
+        tokens = TOKEN.findall(arguments)
         lines = [b"* OK [CLOSED] left\r\n"] if self.mailbox is not None and self.qresync else []
         self.leave()
-        mailbox = self.find(_unquoted(tokens[0]))
+        mailbox = self.find(unquoted(tokens[0]))
         if mailbox.name in self.profile.restless:
             mailbox.uidvalidity += 1
         self.mailbox = mailbox
@@ -485,9 +477,9 @@ class _Session:
 
     def since(self, modseq: int, uids: str, items: list[str]) -> list[bytes]:
         mailbox = self.opened()
-        inside = _inside(uids, mailbox.uidnext - 1)
+        inside = uid_test(uids, mailbox.uidnext - 1)
         gone = sorted(uid for uid, when in mailbox.vanished.items() if when > modseq and inside(uid))
-        lines = [f"* VANISHED (EARLIER) {_ranges(gone)}\r\n".encode()] if gone else []
+        lines = [f"* VANISHED (EARLIER) {ranges(gone)}\r\n".encode()] if gone else []
         for number, message in enumerate(self.view, 1):
             if message.modseq > modseq and inside(message.uid):
                 lines.append(self.fetch_line(message, number, items))
@@ -519,15 +511,15 @@ class _Session:
             raise Refused("BAD unknown item")
         lines: list[bytes] = []
         highest = max((message.uid for message in self.view), default=0)
-        inside = _inside(uids, highest)
+        inside = uid_test(uids, highest)
         if since is not None:
             if "CONDSTORE" not in supported:
                 raise Refused("BAD unknown modifier")
             if since[2] is not None and self.qresync:
                 gone = sorted(uid for uid, when in mailbox.vanished.items() if when > int(since[1]))
-                gone = [uid for uid in gone if _inside(uids, mailbox.uidnext - 1)(uid)]
+                gone = [uid for uid in gone if uid_test(uids, mailbox.uidnext - 1)(uid)]
                 if gone:
-                    lines.append(f"* VANISHED (EARLIER) {_ranges(gone)}\r\n".encode())
+                    lines.append(f"* VANISHED (EARLIER) {ranges(gone)}\r\n".encode())
             items = [*items, "MODSEQ"] if "MODSEQ" not in items else items
         items = ["UID", *[item for item in items if item != "UID"]]
         for number, message in enumerate(self.view, 1):
@@ -550,7 +542,7 @@ class _Session:
             "THREADID": lambda: "THREADID NIL",
             "X-GM-MSGID": lambda: f"X-GM-MSGID {message.gm_msgid}",
             "X-GM-THRID": lambda: f"X-GM-THRID {message.gm_thrid}",
-            "X-GM-LABELS": lambda: f"X-GM-LABELS ({' '.join(map(_quoted, message.labels))})",
+            "X-GM-LABELS": lambda: f"X-GM-LABELS ({' '.join(map(quoted, message.labels))})",
         }
         if name in simple:
             return simple[name]().encode("utf-8", "surrogateescape")
@@ -561,7 +553,7 @@ class _Session:
             raise Refused("BAD unknown item")
         if not name.startswith("BODY.PEEK"):
             message.flags.add("\\Seen")
-        data = _section(message.raw, found[1])
+        data = section(message.raw, found[1])
         partial = ""
         if found[2] is not None:
             data = data[int(found[2]) : int(found[2]) + int(found[3])]
@@ -571,8 +563,8 @@ class _Session:
     def do_uid_search(self, arguments: str) -> tuple[list[bytes], str]:
         self.opened()
         returned = re.match(r"RETURN \(([^)]*)\) ", arguments)
-        tokens = _TOKEN.findall(arguments[returned.end() :] if returned is not None else arguments)
-        test = _criteria(tokens, self.view)
+        tokens = TOKEN.findall(arguments[returned.end() :] if returned is not None else arguments)
+        test = criteria(tokens, self.view)
         uids = [message.uid for message in self.view if test(message)]
         if returned is None:
             return [f"* SEARCH{''.join(f' {uid}' for uid in uids)}\r\n".encode()], "OK searched"
@@ -583,7 +575,7 @@ class _Session:
             if option == "COUNT":
                 told += f" COUNT {len(uids)}"
             elif uids:
-                value = {"ALL": _ranges(uids), "MIN": min(uids), "MAX": max(uids)}[option]
+                value = {"ALL": ranges(uids), "MIN": min(uids), "MAX": max(uids)}[option]
                 told += f" {option} {value}"
         return [f'* ESEARCH (TAG "%TAG%") UID{told}\r\n'.encode()], "OK searched"
 
@@ -592,7 +584,7 @@ class _Session:
         uids, how, rest = arguments.split(" ", 2)
         named = set(rest.strip("()").split())
         for message in list(self.view):
-            if _inside(uids, mailbox.uidnext - 1)(message.uid):
+            if uid_test(uids, mailbox.uidnext - 1)(message.uid):
                 flags = {"+": message.flags | named, "-": message.flags - named}.get(how[0], named)
                 mailbox.set_flags(message.uid, flags)
         return [], "OK stored"
@@ -606,9 +598,9 @@ class _Session:
     def copy(self, arguments: str, *, move: bool) -> tuple[list[bytes], str]:
         mailbox = self.opened()
         uids, _, name = arguments.partition(" ")
-        target = self.find(_unquoted(name))
+        target = self.find(unquoted(name))
         for message in list(self.view):
-            if _inside(uids, mailbox.uidnext - 1)(message.uid):
+            if uid_test(uids, mailbox.uidnext - 1)(message.uid):
                 (mailbox.move_to if move else mailbox.copy_to)(message.uid, target)
         return [], "OK copied"
 
@@ -616,10 +608,6 @@ class _Session:
         mailbox = self.opened()
         mailbox.expunge(*[message.uid for message in mailbox.messages if "\\Deleted" in message.flags])
         return [], "OK expunged"
-
-
-class Refused(Exception):
-    """A handler ends its command with this text: `NO ...` or `BAD ...`."""
 
 
 class ImapServer:
@@ -711,106 +699,3 @@ class ImapServer:
             session.close()
             self._tasks.pop(task, None)
             writer.close()
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _unquoted(token: str) -> str:
-    token = token.strip()
-    return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL) if token.startswith('"') else token
-
-
-def _inside(uids: str, highest: int) -> Callable[[int], bool]:
-    ranges = []
-    for part in uids.split(","):
-        first, _, last = part.partition(":")
-        low = highest if first == "*" else int(first)
-        high = low if not last else highest if last == "*" else int(last)
-        ranges.append((min(low, high), max(low, high)))
-    return lambda uid: any(low <= uid <= high for low, high in ranges)
-
-
-def _ranges(uids: Sequence[int]) -> str:
-    parts: list[str] = []
-    start = previous = uids[0]
-    for uid in [*uids[1:], -1]:
-        if uid == previous + 1:
-            previous = uid
-            continue
-        parts.append(str(start) if start == previous else f"{start}:{previous}")
-        start = previous = uid
-    return ",".join(parts)
-
-
-def _section(raw: bytes, section: str) -> bytes:
-    head, separator, body = raw.partition(b"\r\n\r\n")
-    header = head + separator
-    if section == "":
-        return raw
-    if section == "HEADER":
-        return header
-    if section.startswith("HEADER.FIELDS"):
-        names = {name.upper() for name in re.sub(r"[()\"]", " ", section).split()[1:]}
-        lines = re.findall(rb"(?m)^[^\s:]+:.*(?:\r\n[ \t].*)*\r\n", header)
-        kept = [line for line in lines if line.split(b":", 1)[0].decode("latin-1").upper() in names]
-        return b"".join(kept) + b"\r\n"
-    if section in ("TEXT", "1"):
-        return body
-    raise Refused("BAD unknown section")
-
-
-def _criteria(tokens: list[str], view: list[Message]) -> Callable[[Message], bool]:
-    tests: list[Callable[[Message], bool]] = []
-    while tokens and tokens[0] != ")":
-        tests.append(_criterion(tokens, view))
-    return lambda message: all(test(message) for test in tests)
-
-
-def _criterion(tokens: list[str], view: list[Message]) -> Callable[[Message], bool]:
-    word = tokens.pop(0).upper()
-    if word == "(":
-        inner = _criteria(tokens, view)
-        tokens.pop(0)
-        return inner
-    if word == "ALL":
-        return lambda _: True
-    if word == "NOT":
-        negated = _criterion(tokens, view)
-        return lambda message: not negated(message)
-    if word == "OR":
-        one, other = _criterion(tokens, view), _criterion(tokens, view)
-        return lambda message: one(message) or other(message)
-    if word in _SYSTEM:
-        flag = _SYSTEM[word]
-        return lambda message: flag in message.flags
-    if word.startswith("UN") and word[2:] in _SYSTEM:
-        flag = _SYSTEM[word[2:]]
-        return lambda message: flag not in message.flags
-    if word in ("KEYWORD", "UNKEYWORD"):
-        keyword, wanted = _unquoted(tokens.pop(0)), word == "KEYWORD"
-        return lambda message: (keyword in message.flags) is wanted
-    if word == "UID":
-        inside = _inside(tokens.pop(0), max((message.uid for message in view), default=0))
-        return lambda message: inside(message.uid)
-    if word == "MODSEQ":
-        least = int(tokens.pop(0))
-        return lambda message: message.modseq >= least
-    if word in ("SINCE", "BEFORE"):
-        limit = _day(_unquoted(tokens.pop(0)))
-        since = word == "SINCE"
-        return lambda message: (message.internal_date.date() >= limit) is since
-    if word in ("LARGER", "SMALLER"):
-        size, larger = int(tokens.pop(0)), word == "LARGER"
-        return lambda message: len(message.raw) > size if larger else len(message.raw) < size
-    if re.fullmatch(r"[\d:,*]+", word):
-        inside = _inside(word, len(view))
-        numbers = {id(message): number for number, message in enumerate(view, 1)}
-        return lambda message: inside(numbers[id(message)])
-    raise Refused("BAD unknown criterion")
-
-
-def _day(text: str) -> date:
-    day, month, year = text.split("-")
-    return datetime(int(year), MONTHS.index(month.title()) + 1, int(day), tzinfo=UTC).date()
