@@ -109,7 +109,12 @@ class ControlPlane(faust.Sensor):
         self._accounts_by_partition = Partitioned(accounts_table, settings.PARTITIONS)
 
         accounts = AccountEvents(self.account_rows, host)
-        users = UserEvents(Rows(users_table, UserRow), timedelta(minutes=settings.TIER_SESSION_GRACE_MIN), now)
+        users = UserEvents(
+            Rows(users_table, UserRow),
+            timedelta(minutes=settings.TIER_SESSION_GRACE_MIN),
+            now,
+            Partitioned(users_table, settings.PARTITIONS).keys_after,
+        )
         self._deliveries: list[Deliveries] = []
         self._declare(
             topics.STATE_CHANGED,

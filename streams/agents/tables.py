@@ -121,6 +121,20 @@ class Partitioned:
                 if partition_for(raw, self._partitions) == partition:
                     yield raw
 
+    def keys_after(self, partition: int, after: str | None, limit: int) -> list[str]:
+        """Up to `limit` keys that come after `after` (None: the first ones). RocksDB only; elsewhere none."""
+        store = self._table.data
+        if not hasattr(store, "_db_for_partition"):
+            return []
+        first = None if after is None else after.encode()
+        found: list[str] = []
+        for key in store._db_for_partition(partition).keys(from_key=first):
+            if key != first and key != store.offset_key:
+                found.append(bytes(key).decode("utf-8", "replace"))
+                if len(found) == limit:
+                    break
+        return found
+
     def get(self, partition: int, key: bytes) -> bytes | None:
         """The value of `key` as it is now."""
         store = self._table.data

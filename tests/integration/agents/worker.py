@@ -26,6 +26,7 @@ from streams.domain.ownership import AccountEntry
 from streams.errors import MailstreamsError
 from streams.observer import NoopObserver
 from streams.runtime.faust_service import FaustService
+from streams.runtime.process import new_event_loop
 from streams.settings import load_settings
 
 
@@ -141,7 +142,7 @@ async def watch_loop() -> None:
 async def main() -> None:
     """Run until SIGTERM. SIGUSR1 breaks one agent from inside, to see it come back."""
     settings = load_settings()
-    app = StreamsApp(**{**faust_settings(settings), **json.loads(os.environ.get("TEST_FAUST", "{}"))})
+    app = StreamsApp(**faust_settings(settings))
     host = TalkingHost()
     directory = FileDirectory(Path(os.environ["TEST_DIRECTORY"])) if "TEST_DIRECTORY" in os.environ else None
     plane = attach(app, settings=settings, host=host, store=directory, observer=TalkingObserver())
@@ -172,4 +173,5 @@ async def main() -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())

@@ -120,7 +120,7 @@ class World:
     def restart(self) -> None:
         """Everything that lives in memory is made anew; tables stay."""
         accounts = AccountEvents(Rows(self.accounts, AccountRow), self.host)
-        users = UserEvents(Rows(self.users, UserRow), GRACE, lambda: self.now)
+        users = UserEvents(Rows(self.users, UserRow), GRACE, lambda: self.now, self._keys_after)
         self.account_rows = accounts.rows
         self.user_rows = users.rows
 
@@ -151,6 +151,10 @@ class World:
             topics.USER_ACTIVE: intake(UserActive, lambda e: e.user_id, users.active),
             topics.USER_ACCOUNTS: intake(UserAccount, lambda e: e.user_id, users.account),
         }
+
+    def _keys_after(self, partition: int, after: str | None, limit: int) -> list[str]:
+        keys = sorted(key.decode() for key in self.users if partition_for(key, PARTITIONS) == partition)
+        return [key for key in keys if after is None or key > after][:limit]
 
     async def take(self, record: Inbound) -> list[Outgoing]:
         """Handle one record, and everything that follows from it. Returns what it led to itself."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.agents.intake import HANDLER_ATTEMPTS, REKEYED_HEADER, Inbound
+from streams.agents.users import SWEEP_EVERY
 from streams.contracts import topics
 from streams.contracts.account import AccountHeat, AccountState, AccountStateChanged, UserActive
 from streams.contracts.codec import encode, header
@@ -173,6 +174,20 @@ async def test_a_user_without_accounts_and_heat_leaves_no_row(world: World) -> N
     await state(world, "live", 1)
     await state(world, "deleted", 2)
     assert world.user_rows.get("u") is None
+
+
+async def test_rows_of_users_without_accounts_are_swept_when_their_session_is_over(world: World) -> None:
+    await state(world, "live", 1, user="with account")
+    await active(world, "with account")
+    for number in range(300):
+        await active(world, f"nobody {number}")
+    assert len(world.users) == 301
+    world.now += 2 * GRACE
+    for number in range(60 * SWEEP_EVERY):
+        await active(world, f"somebody else {number % 40}")
+    assert sorted(key.decode() for key in world.users if b"nobody" in key) == []
+    assert world.user_rows.get("with account").accounts == {A: 1}
+    assert len(world.users) == 41
 
 
 @pytest.mark.parametrize(
