@@ -49,6 +49,8 @@ BACKOFF_MIN_S: Final = 0.2
 BACKOFF_MAX_S: Final = 10.0
 COMMIT_EVERY_S: Final = 5.0
 KAFKA_CALL_S: Final = 15.0
+REJOIN_MS: Final = 30_000
+"""A rebalance waits this long for a member; its own default would be the poll interval, a day."""
 LAG_EVERY_S: Final = 5.0
 FETCHED_AT_ONCE: Final = 250
 """Records that aiokafka may unpack between two turns of the event loop: about 3 ms."""
@@ -235,6 +237,7 @@ class Projector:
             session_timeout_ms=int(settings.KAFKA_SESSION_TIMEOUT_S * 1000),
             heartbeat_interval_ms=int(settings.KAFKA_SESSION_TIMEOUT_S * 1000 / 3),
             max_poll_interval_ms=24 * 3600 * 1000,  # the loop below polls; PostgreSQL may be away for hours
+            rebalance_timeout_ms=REJOIN_MS,
             fetch_max_bytes=FETCH_BYTES,
         )
         self._lanes.clear()
