@@ -4,13 +4,14 @@ Heat goes to accounts as `account.heat`, keyed by account, so that it reaches wh
 accounts of the user that are not deleted: one that is disabled now may be live before the session ends.
 
 A user without accounts has a row while its session lasts, for an account that may join. Such rows would pile up where
-most users of the product have no mailbox here, so agents sweep: with every `SWEEP_EVERY`th activity they look at the
-next rows of its partition (tables change in agents only) and drop those that say nothing any more.
+most users of the product have no mailbox here, so agents sweep: with every `SWEEP_EVERY`th activity in a partition
+they look at the next rows of it (tables change in agents only) and drop those that say nothing any more.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -43,14 +44,14 @@ class UserEvents:
     grace: timedelta
     now: Callable[[], datetime]
     rows_after: RowsAfter = lambda _partition, _after, _limit: ()
-    _activities: int = 0
+    _activities: Counter[int] = field(default_factory=Counter)
     _swept_to: dict[int, str | None] = field(default_factory=dict)
 
     def active(self, record: Inbound, event: UserActive) -> Sequence[Outgoing]:
         """The user has a session: pass it on to the accounts unless what was passed on covers it."""
         now = self.now()
-        self._activities += 1
-        if self._activities % SWEEP_EVERY == 0:
+        self._activities[record.partition] += 1
+        if self._activities[record.partition] % SWEEP_EVERY == 0:
             self._sweep(record.partition, now)
         user = on_active(self._state(event.user_id), at=event.at, grace=self.grace, now=now)
         if user is None:
