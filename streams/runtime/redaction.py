@@ -35,7 +35,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
     # Base64 of "user=...auth=Bearer" and "n,a=...auth=Bearer" begins so.
     (re.compile(r"\b(?:dXNlcj|bixhP)[A-Za-z0-9+/=]{8,}"), BLANK),
     # The password of an address: scheme://user:password@host
-    (re.compile(r"([a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s@/]+(@)"), rf"\1{BLANK}\2"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]*:)[^\s@/]+(@)"), rf"\1{BLANK}\2"),
     # password=..., "refresh_token": "..."
     (
         re.compile(

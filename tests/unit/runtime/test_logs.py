@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -200,6 +201,15 @@ def test_ordinary_text_is_left_alone() -> None:
         "secretary wrote",
     ):
         assert redactor(text) == text
+
+
+@pytest.mark.parametrize("run", ["a", "1", " ", "A1 LOGIN ", "://a:", "password", "_", '"', "bearer ", "\\", "a:b@"])
+def test_hostile_text_is_cleaned_in_linear_time(run: str) -> None:
+    redactor = Redactor(["hunter22"])
+    text = run * (100_000 // len(run))
+    began = time.process_time()
+    redactor(text)
+    assert time.process_time() - began < 1.0
 
 
 @given(st.text(min_size=6, max_size=40).filter(lambda text: text.strip() == text and text not in BLANK))
