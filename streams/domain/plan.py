@@ -82,14 +82,10 @@ def plan_listing(known: Sequence[MailboxRecord], listed: Sequence[ServerMailbox]
                 lost.remove(partner)
                 unmatched.remove(server)
                 renamed.append((partner, server))
-    names_in_use = {s.wire_name for s in unmatched}
-    deleted = [m for m in lost if complete or m.wire_name in names_in_use]
-    if not complete:
-        keep = {m.wire_name for m in lost} - {m.wire_name for m in deleted}
-        unmatched = [s for s in unmatched if s.wire_name not in keep]
-    return ListingPlan(
-        same, renamed, unmatched, [m for m in deleted if m.wire_name != b"INBOX" or m.wire_name in names_in_use]
-    )
+    # a name that is listed and belongs to another mailbox now proves that the one we knew under it is gone
+    replaced = {s.wire_name for s in listed}
+    deleted = [m for m in lost if m.wire_name in replaced or (complete and m.wire_name != b"INBOX")]
+    return ListingPlan(same, renamed, unmatched, deleted)
 
 
 def _may_be_same(old: MailboxRecord, new: ServerMailbox) -> bool:

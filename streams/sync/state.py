@@ -208,6 +208,7 @@ class AccountState:
         self._key = account_id.encode()
         self._changes_topic = topic(topics.CHANGES)
         self._out: list[Outgoing] = []
+        self._last: asyncio.Future[None] | None = None
         self.emitted: Counter[str] = Counter()
         self._dirty = False
         value = log.read(mirror.account_key(account_id))
@@ -275,14 +276,17 @@ class AccountState:
             self.record.mailboxes = len(self.mailboxes)
             batch.mirror[mirror.account_key(self.account_id)] = (mirror.encode_record(self.record), "account")
             self._dirty = False
-        return self.log.submit(batch) if batch else None
+        if not batch:
+            return None
+        self._last = self.log.submit(batch)
+        return self._last
 
     async def commit(self) -> None:
-        """`flush` and wait until it is in the log. Raises `ProducerLost`."""
+        """`flush`, and wait until it and everything flushed before is in the log. Raises `ProducerLost`."""
         await self.log.room()
-        future = self.flush()
-        if future is not None:
-            await asyncio.shield(future)
+        self.flush()
+        if self._last is not None:
+            await asyncio.shield(self._last)  # the log keeps the order
 
     # --- mailboxes ---------------------------------------------------------------------------------------------------
     def add_mailbox(self, record: MailboxRecord) -> MailboxState:
@@ -328,8 +332,12 @@ class AccountState:
         """Keep the date of the newest mail."""
         if at is None:
             return
-        stamp = min(at, self._clock()).timestamp()
-        if self.record.newest_mail_at is None or stamp > self.record.newest_mail_at:
+        stamp = at.timestamp()
+        known = self.record.newest_mail_at
+        if known is not None and stamp <= known:
+            return
+        stamp = min(stamp, self._clock().timestamp())
+        if known is None or stamp > known:
             self.record.newest_mail_at = stamp
             self._dirty = True
 
