@@ -122,7 +122,18 @@ async def storm(options: Options, directory: Path, say: Callable[[str], None] = 
             }
             told = [str(happened) for happened in faults.happened]
             (directory / "faults.txt").write_text("\n".join(told) + "\n")
+            if not report.true:
+                await _keep(fleet, directory)
             return Outcome(options, report, time.monotonic() - began, told, figures)
+
+
+async def _keep(fleet: Fleet, directory: Path) -> None:
+    """What somebody who looks for the cause will want to see."""
+    lines = [f"{event.timestamp_ms} {event.account} {event}" for event in fleet.watch.events]
+    (directory / "events.txt").write_text("\n".join(lines) + "\n")
+    accounts = {account: mailer.login.username for account, mailer in fleet.mailers.items()}
+    (directory / "accounts.json").write_text(json.dumps(accounts, indent=1))
+    (directory / "status.json").write_text(json.dumps(await fleet.statuses(), indent=1))
 
 
 async def _accounts(fleet: Fleet, services: StormServices, options: Options, random_: random.Random) -> list[Script]:
