@@ -53,9 +53,14 @@ def cloud_event_headers(*, event_id: str, event_type: str, source: str, at: date
         ("ce_id", event_id.encode()),
         ("ce_type", event_type.encode()),
         ("ce_source", source.encode()),
-        ("ce_time", at.astimezone(UTC).isoformat().replace("+00:00", "Z").encode()),
+        ("ce_time", _rfc3339(at)),
         ("content-type", b"application/json"),
     ]
+
+
+def _rfc3339(at: datetime) -> bytes:
+    text = (at if at.tzinfo is UTC else at.astimezone(UTC)).isoformat()
+    return text.replace("+00:00", "Z").encode()
 
 
 def header(headers: Iterable[tuple[str, bytes]] | None, name: str) -> bytes | None:

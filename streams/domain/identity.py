@@ -7,7 +7,6 @@ fixed for an account when it is first seen (`choose_basis`), because mixing base
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Set
 from datetime import UTC, datetime
@@ -47,8 +46,8 @@ def identity_from_content(
 
 
 def message_id_of(identity: bytes) -> str:
-    """Text form of an identity: 16 lower-case base32 characters."""
-    return base64.b32encode(identity).decode().lower()
+    """Text form of an identity: 20 hexadecimal digits."""
+    return identity.hex()
 
 
 def _digest(account_id: str, basis: str, data: bytes) -> bytes:
