@@ -305,7 +305,10 @@ class ShardLog:
             await producer.begin_transaction()
             acknowledgements: list[tuple[str, int, asyncio.Future[Any]]] = []
             for (topic, partition), records in by_place.items():
-                acknowledgements.extend(await self._send(producer, topic, partition, records))
+                sending = await self._send(producer, topic, partition, records)
+                for _, _, future in sending:
+                    future.add_done_callback(_retrieve)  # the first failure ends the wait for the others
+                acknowledgements.extend(sending)
             for topic, sent, future in acknowledgements:
                 metadata = await future
                 if topic == self._mirror_topic:
