@@ -33,7 +33,13 @@ class Settings(BaseSettings):
     """Every setting of the product. Durations are seconds unless the name says otherwise."""
 
     model_config = SettingsConfigDict(
-        case_sensitive=False, extra="ignore", env_file_encoding="utf-8", hide_input_in_errors=True, frozen=True
+        case_sensitive=False,
+        extra="ignore",
+        env_file_encoding="utf-8",
+        # Compose files and charts write NAME= for what is not set.
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+        frozen=True,
     )
 
     # --- Kafka -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from streams.cli.account_desk import JSON_OPTION, Desk, open_desk, to_json, with_sealed
-from streams.cli.account_input import AccountInput, BadAccount, connection_of, read_file
+from streams.cli.account_input import PLAINTEXT_IS_OFF, AccountInput, BadAccount, connection_of, read_file
 from streams.cli.frame import EXIT_CONFIGURATION, Invocation, asynchronous, fail
 from streams.directory.accounts import AccountExists
 from streams.directory.credentials import CredentialBox
@@ -86,6 +86,8 @@ class _Import:
     async def _one(self, number: int, wanted: AccountInput | BadAccount) -> None:
         if isinstance(wanted, BadAccount):
             self._refused(number, str(wanted))
+        elif wanted.tls == "plain" and not self._desk.settings.IMAP_ALLOW_PLAINTEXT:
+            self._refused(number, PLAINTEXT_IS_OFF)
         else:
             await self._add(number, wanted)
         self._progress.update(self._bar, advance=1, failed=self.failed)

@@ -25,6 +25,9 @@ from streams.imap.values import TlsMode
 TLS_MODES: Final = ("tls", "starttls", "plain")
 _PORTS: Final[Mapping[str, int]] = {"tls": 993, "starttls": 143, "plain": 143}
 MAX_SECRET_CHARS: Final = 65_536
+PLAINTEXT_IS_OFF: Final = (
+    "accounts without TLS are refused while IMAP_ALLOW_PLAINTEXT is off: use --tls tls or starttls, or turn it on."
+)
 FIELDS: Final = frozenset(
     {"user", "host", "username", "password", "port", "tls", "secret_ref", "oauth_provider", "refresh_token"}
 )

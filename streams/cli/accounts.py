@@ -15,7 +15,7 @@ import click
 
 from streams.cli.account_desk import JSON_OPTION, open_desk, print_json, print_row, with_sealed
 from streams.cli.account_import import import_accounts
-from streams.cli.account_input import TLS_MODES, BadAccount, ask_secret, complete, connection_of
+from streams.cli.account_input import PLAINTEXT_IS_OFF, TLS_MODES, BadAccount, ask_secret, complete, connection_of
 from streams.cli.account_views import list_accounts, show
 from streams.cli.frame import Invocation, asynchronous, fail
 from streams.directory.accounts import AccountRow, AccountStore, NewAccount, UnknownAccount
@@ -93,6 +93,8 @@ async def add(
     The password is asked for without echo, or taken from --password-stdin or --password-file.
     """
     settings = cli.settings
+    if tls == "plain" and not settings.IMAP_ALLOW_PLAINTEXT:
+        fail(PLAINTEXT_IS_OFF)
     box = CredentialBox.from_settings(settings)
     trial = LoginTrial(settings, box, load_providers(settings.OAUTH_PROVIDERS_FILE))
     credential = _credential(

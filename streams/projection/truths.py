@@ -40,7 +40,7 @@ class ProjectedTruths:
         return {(r["mailbox_id"], r["uidvalidity"], r["uid"]): frozenset(r["flags"]) for r in rows}
 
     async def folded_log(self, account_id: str, partition: int) -> Places:
-        """Fold of the account's events from the beginning of the log's partition to its end. Raises `ServiceUnavailable`."""
+        """Fold of the account's events from the beginning of its partition to the end. Raises `ServiceUnavailable`."""
         tp = TopicPartition(self._settings.topic(topics.CHANGES), partition)
         consumer = AIOKafkaConsumer(
             **self._settings.kafka_client(),

@@ -12,6 +12,7 @@ import structlog
 from streams.observer import RuntimeObserver
 from streams.runtime import probes
 from streams.runtime.exit import ExitGuard, settle_threads
+from streams.runtime.garbage import settle_heap
 from streams.runtime.hooks import Hooks
 from streams.runtime.logs import configure_logs
 from streams.runtime.loop_watch import LoopWatch
@@ -74,6 +75,7 @@ def launch(
     log.info("starting", mode=settings.WORKER_MODE, probes=f"{settings.PROBE_HOST}:{server.port}")
     process.at_beginning(watch.start)
     process.at_beginning(server.attach)
+    process.when_running(settle_heap)
     process.at_end(watch.stop)
     code = process.run()
     server.stop()

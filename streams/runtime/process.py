@@ -78,6 +78,7 @@ class Process:
         self._connect_timeout_s = connect_timeout_s
         self._hooks_budget_s = hooks_budget_s
         self._beginnings: list[Callable[[], None]] = []
+        self._when_running: list[Callable[[], None]] = []
         self._endings: list[Callable[[], None]] = []
         self._begun: list[Stage] = []
         self._failed = False
@@ -116,6 +117,10 @@ class Process:
         """Have `call` made on the event loop before anything else."""
         self._beginnings.append(call)
 
+    def when_running(self, call: Callable[[], None]) -> None:
+        """Have `call` made on the event loop once everything has started."""
+        self._when_running.append(call)
+
     def at_end(self, call: Callable[[], None]) -> None:
         """Have `call` made on the event loop after everything else."""
         self._endings.append(call)
@@ -134,6 +139,8 @@ class Process:
             await self._until_stopped(self._start())
             if not self._shutdown.requested:
                 self.phase = "running"
+                for call in self._when_running:
+                    call()
                 log.info("running")
                 await self._until_stopped(self._wait_for_end())
         except ConfigurationError as error:

@@ -145,6 +145,18 @@ async def test_a_login_that_fails_says_why_in_one_sentence_and_stores_nothing(
     assert await announced(environment) == []
 
 
+@pytest.mark.parametrize("more", [[], ["--no-test"]])
+async def test_an_account_without_tls_is_refused_before_its_password_is_asked_for(
+    more: list[str], run: Run, environment: dict[str, str], mail_user: MailUser
+) -> None:
+    result = await run("add", *login(mail_user), "--tls", "plain", *more, IMAP_ALLOW_PLAINTEXT="false")
+    assert result.exit_code == 1, result.output
+    assert result.stderr.strip() == (
+        "accounts without TLS are refused while IMAP_ALLOW_PLAINTEXT is off: use --tls tls or starttls, or turn it on."
+    )
+    assert json.loads((await run("list", "--json")).stdout) == []
+
+
 async def test_the_password_is_asked_for_without_echo(environment: dict[str, str], mail_user: MailUser) -> None:
     """The real program at a real terminal: what is typed is not shown."""
     parent, child = pty.openpty()

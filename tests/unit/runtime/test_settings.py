@@ -82,3 +82,13 @@ def test_no_secret_in_repr_or_error() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(**secrets, PARTITIONS=0, KAFKA_TOPIC_PREFIX="not/allowed")
     assert "canary" not in str(caught.value)
+
+
+def test_an_empty_variable_is_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose files and charts write `NAME=` for what has no value: the default counts, whatever its type."""
+    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/nonexistent")
+    for name in ("PARTITIONS", "POLL_WARM", "KAFKA_SASL_USERNAME", "IMAP_CA_FILE", "WORKER_MODE", "ENCRYPTION_KEYS"):
+        monkeypatch.setenv(name, "")
+    settings = load_settings()
+    for name in ("PARTITIONS", "POLL_WARM", "KAFKA_SASL_USERNAME", "IMAP_CA_FILE", "WORKER_MODE", "ENCRYPTION_KEYS"):
+        assert getattr(settings, name) == Settings.model_fields[name].get_default(call_default_factory=True), name
