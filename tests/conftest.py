@@ -10,5 +10,6 @@ pytest_plugins = ("tests.fixtures.services",)
 
 # No deadline per example: the machine is shared, and time is measured where it is the point, not here.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fuzz", deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("MAILSTREAMS_HYPOTHESIS_PROFILE", "default"))

@@ -76,7 +76,7 @@ class Demo:
         self._console = console
         self._seconds = seconds
         self._progress = Progress(console)
-        self._chance = random.Random()  # noqa: S311 - which letter comes next is no secret
+        self._chance = random.Random()
         self._task: asyncio.Task[bool] | None = None
         self._enough = asyncio.Event()
         self._flowing = False
