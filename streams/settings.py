@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     IMAP_ALLOW_PRIVATE: bool = Field(False, description="Allow mail hosts at private and loopback addresses.")
     IMAP_ALLOW_PLAINTEXT: bool = Field(False, description="Allow accounts without TLS.")
     IMAP_MAX_LITERAL_BYTES: Count = Field(67_108_864, description="Largest literal a server may send.")
-    IMAP_MAX_LINE_BYTES: Count = Field(1_048_576, description="Longest line a server may send.")
+    IMAP_MAX_LINE_BYTES: Count = Field(16_777_216, description="Longest line a server may send.")
     SYNC_SINCE: str = Field(
         "all", pattern=r"^(all|[1-9][0-9]{0,4}d?)$", description="History to fetch: `all` or days, e.g. `90d`."
     )

@@ -76,6 +76,7 @@ class Connector:
             command_timeout_s=settings.IMAP_COMMAND_TIMEOUT_S,
             idle_renew_s=settings.IMAP_IDLE_RENEW_S,
             max_literal_bytes=settings.IMAP_MAX_LITERAL_BYTES,
+            max_line_bytes=settings.IMAP_MAX_LINE_BYTES,
         )
         self._options = Options(compress=settings.IMAP_COMPRESS)
         self._open: Counter[str] = Counter()
@@ -154,6 +155,10 @@ class Connector:
             await session.close()
         else:
             session.abort()
+
+    def share(self, workers: int) -> None:
+        """How many workers there are: each takes its part of what a host may be asked for (`HOST_LOGINS_PER_S`)."""
+        self._gate.set_workers(workers)
 
     def slow_down(self, host: str, retry_after_s: float | None) -> None:
         """A session was told to wait."""

@@ -188,6 +188,9 @@ class Host:
         if self._stopping or self._store is None:
             return
         self._membership, self._accounts = membership, accounts
+        if partitions:
+            # the assignor spreads evenly, so our share tells how many we are without asking anybody
+            self._services.connector.share(max(1, round(self._settings.PARTITIONS / len(partitions))))
         change = on_assignment(frozenset(self._shards), partitions)
         if change.stop:
             self._begin_drop(change.stop)
@@ -229,6 +232,8 @@ class Host:
             runner.account_changed()
         if runner is None:
             self._start_if_room(partition, entry)
+        else:
+            runner.set_heat(entry.heat_until)
         if self._hot(entry):
             self.heat_changed(partition, entry.account_id, entry.heat_until)
 
@@ -248,6 +253,7 @@ class Host:
         if runner is None:
             self._place_wake.set()
             return
+        runner.set_heat(until)
         decision = on_heat(self._tier_input(runner, entry), now=_now())
         if decision is not None:
             runner.set_tier(decision.tier, decision.reason)
@@ -386,6 +392,7 @@ class Host:
         if entry.account_id in self._ending:
             return  # two runners of one account would number its events twice; placement comes when the old one is gone
         runner = AccountRunner(entry.account_id, shard, self._services)
+        runner.heat_until = entry.heat_until
         try:
             runner.start(shard.log, session_active=self._hot(entry))
         except MirrorDamaged as error:
