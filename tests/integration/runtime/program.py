@@ -27,7 +27,7 @@ class Tasks:
 
     async def start(self) -> None:
         if SCENARIO == "slow start":
-            say("starting")
+            say("the service starts")
             await asyncio.sleep(60)
         if SCENARIO == "stuck thread":
             threading.Thread(target=time.sleep, args=(600,), name="the stuck thread").start()

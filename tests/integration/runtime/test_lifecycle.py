@@ -39,7 +39,7 @@ async def test_w4_a_signal_during_a_startup_hook(tmp_path: Path, number: int) ->
 
 async def test_w4_a_signal_during_the_start_of_a_service(tmp_path: Path) -> None:
     async with running(str(PROGRAM), "slow start", environment=GRACE, data=tmp_path) as process:
-        await process.says("starting")
+        await process.says("the service starts")
         process.signal(signal.SIGTERM)
         assert await process.ended(10) == 0
     assert process.said[-1] == "hook down"
