@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -70,8 +70,15 @@ class SyncError(Record, frozen=True, kw_only=True):
     mailbox: str | None = None
 
 
+SET_ASIDE_LIMIT: Final = 20
+"""Folders named in a status at most."""
+
+
 class AccountSyncStatus(Record, frozen=True, kw_only=True):
-    """`account.sync_status`, key account_id, compacted: how the account is doing."""
+    """`account.sync_status`, key account_id, compacted: how the account is doing. A tombstone: the account was removed.
+
+    A pass looks at every folder, so `last_sync_at` is that of each folder which is not in `set_aside`.
+    """
 
     account_id: Uuid
     phase: Phase
@@ -88,3 +95,10 @@ class AccountSyncStatus(Record, frozen=True, kw_only=True):
     last_sync_at: Timestamp | None = None
     next_poll_at: Timestamp | None = None
     newest_mail_at: Timestamp | None = None
+    tier_reason: TierReason | None = None
+    heat_until: Annotated[Timestamp, msgspec.Meta(description="until when a session keeps the account hot")] | None = (
+        None
+    )
+    set_aside: Annotated[
+        dict[str, str], msgspec.Meta(max_length=SET_ASIDE_LIMIT, description="folders not followed for now, and why")
+    ] = {}

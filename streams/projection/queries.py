@@ -203,17 +203,21 @@ FORGET_STATUS: Final = "DELETE FROM sync_status WHERE account_id = ANY($1::uuid[
 
 UPSERT_STATUS: Final = """
 INSERT INTO sync_status (account_id, phase, since, at, tier, worker, error_code, error_message, error_mailbox, error_at,
-    retry_at, last_sync_at, next_poll_at, mailboxes, messages, backfill_remaining, newest_mail_at)
+    retry_at, last_sync_at, next_poll_at, mailboxes, messages, backfill_remaining, newest_mail_at, partition,
+    tier_reason, heat_until, set_aside)
 SELECT * FROM json_to_recordset($1::json) AS r(
     account_id uuid, phase text, since timestamptz, at timestamptz, tier text, worker text, error_code text,
     error_message text, error_mailbox text, error_at timestamptz, retry_at timestamptz, last_sync_at timestamptz,
-    next_poll_at timestamptz, mailboxes bigint, messages bigint, backfill_remaining bigint, newest_mail_at timestamptz)
+    next_poll_at timestamptz, mailboxes bigint, messages bigint, backfill_remaining bigint, newest_mail_at timestamptz,
+    partition integer, tier_reason text, heat_until timestamptz, set_aside jsonb)
 ON CONFLICT (account_id) DO UPDATE SET
     phase = excluded.phase, since = excluded.since, at = excluded.at, tier = excluded.tier, worker = excluded.worker,
     error_code = excluded.error_code, error_message = excluded.error_message, error_mailbox = excluded.error_mailbox,
     error_at = excluded.error_at, retry_at = excluded.retry_at, last_sync_at = excluded.last_sync_at,
     next_poll_at = excluded.next_poll_at, mailboxes = excluded.mailboxes, messages = excluded.messages,
-    backfill_remaining = excluded.backfill_remaining, newest_mail_at = excluded.newest_mail_at
+    backfill_remaining = excluded.backfill_remaining, newest_mail_at = excluded.newest_mail_at,
+    partition = excluded.partition, tier_reason = excluded.tier_reason, heat_until = excluded.heat_until,
+    set_aside = excluded.set_aside
 """
 
 FORGET_TIERS: Final = "DELETE FROM tiers WHERE account_id = ANY($1::uuid[])"

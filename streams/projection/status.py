@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -33,6 +34,9 @@ class AccountStatus:
     mailboxes: int | None
     messages: int | None
     backfill_remaining: int | None
+    partition: int | None = None
+    heat_until: datetime | None = None
+    set_aside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,10 @@ class StoredPosition:
 
 
 _STATUS: Final = """
-SELECT w.account_id::text, s.phase, s.since, coalesce(t.tier, s.tier), t.reason, s.worker, s.error_code,
+SELECT w.account_id::text, s.phase, s.since, coalesce(s.tier, t.tier), coalesce(s.tier_reason, t.reason), s.worker,
+    s.error_code,
     s.error_message, s.error_mailbox, s.error_at, s.retry_at, s.last_sync_at, s.next_poll_at, s.newest_mail_at,
-    s.mailboxes, s.messages, s.backfill_remaining
+    s.mailboxes, s.messages, s.backfill_remaining, s.partition, s.heat_until, coalesce(s.set_aside, '{}')::text
 FROM unnest($1::uuid[]) AS w(account_id)
 LEFT JOIN mail.sync_status s USING (account_id) LEFT JOIN mail.tiers t USING (account_id)
 WHERE s.account_id IS NOT NULL OR t.account_id IS NOT NULL
@@ -101,7 +106,8 @@ class StatusReader:
         if not account_ids:
             return {}
         with translated("reading the state of accounts"):
-            return {row[0]: AccountStatus(*row) for row in await self._pool.fetch(_STATUS, list(account_ids))}
+            rows = await self._pool.fetch(_STATUS, list(account_ids))
+        return {row[0]: AccountStatus(*[*row][:-1], json.loads(row[-1])) for row in rows}
 
     async def mailboxes(self, account_id: str) -> list[MailboxStatus]:
         """The folders of an account, by name."""

@@ -1,9 +1,9 @@
 """How the garbage collector is set once the worker runs.
 
-A full collection visits every container of the process while the event loop waits: 60 to 80 ms were measured with the heap
-of a large worker, which thousands of accounts feel as late IDLE lines. What stands when the start is over (modules, classes,
-settings, tables) lives as long as the process, so it is set aside for good; what comes later is freed by its reference
-counts, and full collections are only there for the few cycles among it.
+A full collection visits every container of the process while the event loop waits: 60 to 80 ms were measured with the
+heap of a large worker, which thousands of accounts feel as late IDLE lines. What stands when the start is over
+(modules, classes, settings, tables) lives as long as the process, so it is set aside for good; what comes later is
+freed by its reference counts, and full collections are only there for the few cycles among it.
 """
 
 from __future__ import annotations

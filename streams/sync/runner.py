@@ -23,6 +23,7 @@ from typing import Final, Protocol, TypeVar
 from streams.contracts import mailbox as events
 from streams.contracts import topics
 from streams.contracts.account import (
+    SET_ASIDE_LIMIT,
     AccountStateChanged,
     AccountSyncStatus,
     AccountTierChanged,
@@ -39,6 +40,7 @@ from streams.errors import (
     HostBusy,
     MailstreamsError,
     MirrorDamaged,
+    ProducerLost,
     RetryLater,
     ShardError,
 )
@@ -114,6 +116,7 @@ class AccountRunner:
         self.shard = shard
         self.tier: Tier = "warm"
         self.tier_reason: TierReason = "default"
+        self.heat_until: datetime | None = None
         self.phase: Phase = "starting"
         self.since = services.wall()
         self.newest_mail_at: float | None = None
@@ -239,6 +242,13 @@ class AccountRunner:
                 self.next_poll_at = min(self.next_poll_at, now + random.random() * self._settings.POLL_WARM)
         self._wake_all()
 
+    def set_heat(self, until: datetime | None) -> None:
+        """Until when a session keeps the account hot; told with its status. The tier is the host's to decide."""
+        if until != self.heat_until:
+            self.heat_until = until
+            self._tier_dirty = True
+            self._tier_event.set()
+
     def account_changed(self) -> None:
         """Address, credentials or owner changed: forget what was read, try again now."""
         self._link.forget()
@@ -266,7 +276,10 @@ class AccountRunner:
     async def _run(self) -> None:
         try:
             while not self._stopping:
-                shard_log = await self.shard.running()
+                try:
+                    shard_log = await self.shard.running()
+                except ShardError:
+                    return  # the shard is not ours any more
                 try:
                     await self._serve(shard_log)
                 except ExceptionGroup as group:
@@ -320,13 +333,16 @@ class AccountRunner:
             if self.phase != "running":
                 self._enter("syncing")
             try:
-                async with self._session("poll") as session:
-                    await self._poll(shard_log, session)
-            except (RetryLater, AccountError, MailstreamsError) as error:
-                if isinstance(error, ShardError | NotLive):
-                    raise
-                wait = await self._failed(shard_log, error)
-                self.next_poll_at = self._services.wall() + wait
+                try:
+                    async with self._session("poll") as session:
+                        await self._poll(shard_log, session)
+                except MailstreamsError as error:
+                    if isinstance(error, ShardError | NotLive):
+                        raise
+                    wait = await self._failed(shard_log, error)
+                    self.next_poll_at = self._services.wall() + wait
+            except ProducerLost:
+                shard_log = await self._next_log()
 
     async def _poll(self, shard_log: ShardLog, session: ImapSession) -> None:
         """Passes and history on one connection, until there is no history left or the account changes shape."""
@@ -464,7 +480,15 @@ class AccountRunner:
             try:
                 async with self._session("watch") as session:
                     self._watch_session = session
-                    await self._watch(shard_log, session)
+                    while True:
+                        try:
+                            await self._watch(shard_log, session)
+                            break
+                        except ProducerLost:
+                            # the connection stays; what it told and was not committed is found by looking again
+                            shard_log = await self._next_log()
+                            session.take_changes()
+                            await session.unselect()
             except MailstreamsError as error:
                 if isinstance(error, ShardError | NotLive):
                     raise
@@ -478,6 +502,11 @@ class AccountRunner:
                 failures = 0
             finally:
                 self._watch_session = None
+
+    async def _next_log(self) -> ShardLog:
+        """The log was lost: drop what was in memory, wait for the shard's next one. Raises `ShardError` when there is none."""
+        self._state = None
+        return await self.shard.running()
 
     async def _watch(self, shard_log: ShardLog, session: ImapSession) -> None:
         """IDLE on INBOX. Nothing falls between: INBOX is looked at after it was opened, and what came meanwhile waits."""
@@ -521,32 +550,39 @@ class AccountRunner:
                 await session.noop()
 
     async def _record_tiers(self, shard_log: ShardLog) -> None:
-        """Write tier changes (row S15): the record for the next owner, and the event."""
+        """Write changes of tier and heat (row S15): the record for the next owner, the event, and the status."""
         while not self._stopping:
             if not self._tier_dirty:
                 await _wait(self._tier_event, None)
                 continue
-            async with self._lock:
-                self._tier_dirty = False
-                state = self._load(shard_log)
-                record = state.record
-                previous = record.tier
-                record.tier, record.tier_reason = self.tier, self.tier_reason
-                state.touch()
-                if previous != self.tier:
-                    state.publish(
-                        topics.TIER_CHANGED,
-                        AccountTierChanged(
-                            account_id=self.account_id,
-                            tier=self.tier,
-                            previous=_tier(previous),
-                            reason=self.tier_reason,
-                            at=state.now(),
-                        ),
-                        record_type="account.tier_changed",
-                    )
-                await state.commit()
-                self._leave_quietly(state)
+            try:
+                async with self._lock:
+                    await self._record_tier(self._load(shard_log))
+            except ProducerLost:
+                self._tier_dirty = True
+                shard_log = await self._next_log()
+
+    async def _record_tier(self, state: AccountState) -> None:
+        self._tier_dirty = False
+        record = state.record
+        previous = record.tier
+        record.tier, record.tier_reason = self.tier, self.tier_reason
+        state.touch()
+        if previous != self.tier:
+            state.publish(
+                topics.TIER_CHANGED,
+                AccountTierChanged(
+                    account_id=self.account_id,
+                    tier=self.tier,
+                    previous=_tier(previous),
+                    reason=self.tier_reason,
+                    at=state.now(),
+                ),
+                record_type="account.tier_changed",
+            )
+        self._publish_status(state)
+        await state.commit()
+        self._leave_quietly(state)
 
     # --- for commands ------------------------------------------------------------------------------------------------
     async def perform(
@@ -644,10 +680,12 @@ class AccountRunner:
         """`account.sync_status`, when something about it changed."""
         now = self._services.wall()
         failure = self.failure
-        aside = next(((b.record.name, b.record.aside) for b in state.mailboxes.values() if b.record.aside), None)
+        aside = _set_aside(state)
         told = (
             self.phase,
             self.tier,
+            self.tier_reason,
+            self.heat_until,
             failure and (failure.code, failure.message),
             aside,
             len(state.mailboxes),
@@ -659,9 +697,11 @@ class AccountRunner:
         error = None
         if failure is not None:
             error = SyncError(code=failure.code, message=failure.message, at=_at(failure.at))
-        elif aside is not None:
-            code, _, text = (aside[1] or "").partition(": ")
-            error = SyncError(code=code, message=text, at=_at(now), mailbox=aside[0])
+        elif aside:
+            name, reason = next(iter(aside.items()))
+            code, _, text = reason.partition(": ")
+            error = SyncError(code=code, message=text, at=_at(now), mailbox=name)
+        last_sync_at = self.last_sync_at if self.last_sync_at is not None else state.record.last_poll_at
         left = sum(1 for b in state.mailboxes.values() if b.synced and not b.record.backfill_done)
         state.publish(
             topics.SYNC_STATUS,
@@ -678,9 +718,12 @@ class AccountRunner:
                 mailboxes=len(state.mailboxes),
                 messages=state.total_messages(),
                 backfill_remaining=left,
-                last_sync_at=None if self.last_sync_at is None else _at(self.last_sync_at),
+                last_sync_at=None if last_sync_at is None else _at(last_sync_at),
                 next_poll_at=_at(self.next_poll_at) if self.next_poll_at > 0 else None,
                 newest_mail_at=None if self.newest_mail_at is None else _at(self.newest_mail_at),
+                tier_reason=self.tier_reason,
+                heat_until=self.heat_until,
+                set_aside=aside,
             ),
             record_type="account.sync_status",
         )
@@ -831,6 +874,12 @@ def _phase_of(state: AccountState) -> Phase:
     boxes = state.mailboxes.values()
     done = all(box.record.backfill_done or not box.synced or box.record.aside for box in boxes)
     return "running" if done else "syncing"
+
+
+def _set_aside(state: AccountState) -> dict[str, str]:
+    """Folders that are not followed for now, and why; the first by name where there are many."""
+    found = sorted((b.record.name, b.record.aside) for b in state.mailboxes.values() if b.record.aside)
+    return dict(found[:SET_ASIDE_LIMIT])
 
 
 def _tier(name: str | None) -> Tier | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -40,7 +41,8 @@ async def test_case_28_mail_that_comes_before_idle_begins(account: Account, run:
 
 
 @pytest.mark.parametrize(
-    "text", ["[UNAVAILABLE] later", "[ALERT] Too many simultaneous connections", "[UNAVAILABLE] Maximum number of connections"]
+    "text",
+    ["[UNAVAILABLE] later", "[ALERT] Too many simultaneous connections", "[UNAVAILABLE] Maximum number of connections"],
 )
 async def test_cases_71_72_a_busy_server_is_no_wrong_password(text: str, account: Account, run: Run) -> None:
     """Backoff, state unchanged, never `error`; it goes on by itself."""
@@ -306,9 +308,7 @@ async def test_case_18_failures_that_harm_nobody_do_not_count(account: Account, 
     assert record.unfinished <= 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "value"), [("BACKFILL_MESSAGES_PER_S", 40.0), ("BACKFILL_BYTES_PER_S", 12_000.0)]
-)
+@pytest.mark.parametrize(("limit", "value"), [("BACKFILL_MESSAGES_PER_S", 40.0), ("BACKFILL_BYTES_PER_S", 12_000.0)])
 async def test_s17_history_keeps_its_rate_and_live_mail_does_not_wait(
     limit: str, value: float, account: Account, run: Run
 ) -> None:
@@ -403,3 +403,48 @@ async def test_case_97_gmail_is_watched_at_all_mail(account: Account, run: Run) 
     account.mailboxes["[Gmail]/All Mail"].deliver(letter(1), labels=("\\Inbox",))
     await until(lambda: any(e["type"] == "message.added" for e in running.events()))
     assert running.events()[-1]["labels"] == ["\\Inbox"]
+
+
+async def test_s15_the_status_tells_tier_reason_and_heat_when_they_change(account: Account, run: Run) -> None:
+    """Between polls too: the next one is far away."""
+    fill(account, 2)
+    running = await run(QRESYNC, POLL_WARM=600.0, POLL_COLD=600.0)
+    runner = await running.start()
+    await settled(running, account)
+    until_then = datetime(2026, 11, 30, 12, tzinfo=UTC)
+    runner.set_heat(until_then)
+    runner.set_tier("hot", "session")
+    await until(lambda: running.statuses()[-1].get("heat_until"))
+    status = running.statuses()[-1]
+    assert (status["tier"], status["tier_reason"], status["heat_until"]) == ("hot", "session", "2026-11-30T12:00:00Z")
+    runner.set_tier("hot", "recent_mail")  # the tier stays, why it has it does not
+    await until(lambda: running.statuses()[-1]["tier_reason"] == "recent_mail")
+    runner.set_heat(None)
+    await until(lambda: "heat_until" not in running.statuses()[-1])
+
+
+async def test_case_67_the_status_names_folders_that_are_set_aside(account: Account, run: Run) -> None:
+    account.create("Broken")
+    fill(account, 2, "Broken")
+    running = await run(Profile(QRESYNC, refused={"Broken": "[NOPERM] not for you"}))
+    await running.start()
+    await until(lambda: running.statuses() and running.statuses()[-1].get("set_aside"))
+    status = running.statuses()[-1]
+    assert list(status["set_aside"]) == ["Broken"]
+    code, _, reason = status["set_aside"]["Broken"].partition(": ")
+    assert (status["error"]["mailbox"], status["error"]["code"], status["error"]["message"]) == ("Broken", code, reason)
+    assert "not for you" in reason
+    assert "T" in status["last_sync_at"]
+
+
+async def test_s11_a_new_owner_tells_the_last_sync_of_the_former(account: Account, run: Run) -> None:
+    running = await run(QRESYNC, POLL_WARM=600.0, POLL_COLD=600.0)
+    await running.start()
+    await settled(running, account)
+    await until(lambda: running.runner.mail_known and running.statuses()[-1].get("last_sync_at"))
+    before = running.statuses()[-1]["last_sync_at"]
+    await running.crash()
+    runner = await running.start()
+    runner.set_heat(datetime(2026, 11, 30, 12, tzinfo=UTC))
+    await until(lambda: running.statuses()[-1].get("heat_until"))
+    assert running.statuses()[-1]["last_sync_at"][:10] == before[:10]

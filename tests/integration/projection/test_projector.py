@@ -14,6 +14,7 @@ from streams.contracts.mailbox import MessageHeaders
 from streams.local.postgres import Postgres
 from streams.projection.migrations import migrate
 from streams.projection.projector import Projector
+from streams.projection.status import StatusReader
 from streams.settings import Settings
 from tests.fixtures.mail_events import EPOCH, AccountLog, place
 from tests.fixtures.services import Broker
@@ -81,12 +82,26 @@ async def test_status_and_tiers_become_rows(
         tier="cold",
         error=SyncError(code="host_busy", message="later\x00", at=EPOCH),
         messages=7,
+        partition=3,
+        tier_reason="idle_mail",
+        heat_until=EPOCH,
+        set_aside={"Bro\x00ken": "mailbox_unusable: cannot be opened"},
     )
     tier = AccountTierChanged(account_id=account, tier="hot", reason="session", at=EPOCH)
     await log_writer.write_raw("account.sync_status", [(account, msgspec.json.encode(status)), (account, b"nonsense")])
     await log_writer.write_raw("account.tier_changed", [(account, msgspec.json.encode(tier))])
     await rows.until("SELECT error_message FROM mail.sync_status", "later\N{REPLACEMENT CHARACTER}")
     await rows.until("SELECT tier FROM mail.tiers", "hot")
+    async with StatusReader.connected(settings) as reader:
+        found = (await reader.of([account]))[account]
+    assert (found.tier, found.tier_reason, found.partition, found.heat_until) == ("cold", "idle_mail", 3, EPOCH)
+    assert found.set_aside == {"Bro\N{REPLACEMENT CHARACTER}ken": "mailbox_unusable: cannot be opened"}
+    plain = msgspec.structs.replace(status, set_aside={}, tier_reason=None, heat_until=None, tier=None)
+    await log_writer.write_raw("account.sync_status", [(account, msgspec.json.encode(plain))])
+    await rows.until("SELECT heat_until IS NULL FROM mail.sync_status", True)
+    async with StatusReader.connected(settings) as reader:
+        found = (await reader.of([account]))[account]
+    assert (found.tier, found.tier_reason, found.heat_until, found.set_aside) == ("hot", "session", None, {})
     await log_writer.write_raw("account.sync_status", [(account, None)])
     await rows.until("SELECT count(*) FROM mail.sync_status", 0)
 
