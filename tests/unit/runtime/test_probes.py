@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from streams.errors import ConfigurationError
 from streams.runtime.probes import STANDING_STILL_S, ProbeServer, bind
@@ -130,12 +131,13 @@ async def test_custom_probes(server: ProbeServer, outcome: Any, reason: str | No
         return outcome
 
     server.add_probe("custom", probe)
-    status, answer = await asked(server, "/ready")
-    assert status == (200 if reason is None else 503)
-    assert answer["probes"]["custom"] == (reason or "ok")
-    assert (await asked(server, "/health"))[0] == 200
-    server.add_probe("custom", probe, liveness=True)
-    assert (await asked(server, "/health"))[0] == (200 if reason is None else 503)
+    with capture_logs():
+        status, answer = await asked(server, "/ready")
+        assert status == (200 if reason is None else 503)
+        assert answer["probes"]["custom"] == (reason or "ok")
+        assert (await asked(server, "/health"))[0] == 200
+        server.add_probe("custom", probe, liveness=True)
+        assert (await asked(server, "/health"))[0] == (200 if reason is None else 503)
 
 
 def test_metrics(server: ProbeServer) -> None:
