@@ -23,6 +23,7 @@ from streams.sync.store import MirrorStore
 
 log = logging.getLogger(__name__)
 
+LOST_PAUSE_S = 0.05
 PROOF_TRIES = 5
 """Proofs without an answer before the fence is tried again."""
 
@@ -89,7 +90,11 @@ class Shard:
 
     async def running(self) -> ShardLog:
         """The log in force; waits until the shard runs. Raises `ProducerLost` when the shard has been closed."""
-        return await asyncio.shield(self._running)
+        while True:
+            current = await asyncio.shield(self._running)
+            if not current.lost.done():
+                return current
+            await asyncio.sleep(LOST_PAUSE_S)  # the shard has yet to hear of the loss
 
     def mirror_unreadable(self, error: MirrorDamaged) -> None:
         """A runner could not read its mirror: the shard stops, visibly, until it is assigned again."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from streams.domain.ownership import ShardPhase
+from streams.observer import NoopObserver
+from streams.sync.log import ShardLog
+from streams.sync.store import MirrorStore
 from tests.fixtures.services import MailUser
 from tests.integration.sync.conftest import Plane, TestMembership, eventually
 from tests.integration.sync.folding import LogReader
@@ -96,3 +101,36 @@ async def _limit(admin: AIOKafkaAdminClient, topic: str, size: int) -> None:
     await admin.alter_configs(
         [ConfigResource(ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(size)})]
     )
+
+
+async def test_a_lost_producer_costs_no_connection(plane: Plane, reader: LogReader, mail_user: MailUser) -> None:
+    """A rival that fences and goes away: the shard fences again, INBOX is looked at anew, nobody logs in again."""
+    account = await plane.add(mail_user)
+    host = await plane.host("w1", POLL_WARM=3600.0, POLL_COLD=3600.0)
+    await eventually(lambda: agrees(reader, account, mail_user))
+    runner = host.runner(account)
+    assert runner is not None
+    runner.set_tier("hot", "session")
+    await eventually(lambda: runner.watching and runner.next_poll_at > time.time() + 60)
+    with mail_user.client() as client:
+        client.append("INBOX", letter(1))
+        await eventually(lambda: agrees(reader, account, mail_user))
+        logins = mail_user.server.logins(mail_user.name)
+        rival = ShardLog(
+            plane.partition(account),
+            settings=plane.settings,
+            store=MirrorStore(plane.data / "rival"),
+            observer=NoopObserver(),
+            worker="rival",
+        )
+        await rival.fence()
+        await rival.close()
+        for n in range(2, 6):
+            client.append("INBOX", letter(n))
+    await eventually(lambda: reader_has(reader, account, 5), what="the mail that came while the producer was lost")
+    assert mail_user.server.logins(mail_user.name) == logins
+    assert len(set(reader.writers[account])) == 2, "the shard fenced again"
+
+
+async def reader_has(reader: LogReader, account: str, messages: int) -> bool:
+    return len((await reader.read())[account].by_name()["INBOX"]) == messages
