@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import faust
+from aiokafka.errors import IllegalStateError
 from mode import Service
 
 from streams.agents.accounts import AccountEvents
@@ -46,6 +47,9 @@ SNAPSHOT_S: Final = 5.0
 
 STUCK_S: Final = 120.0
 """An event that is under way for this long means the topic stands still."""
+
+FIRST_COMPARISON_S: Final = 15.0
+"""How long the first comparison with the database waits for events that are still to be read."""
 
 ROWS_PER_SLICE: Final = 200
 """Rows read between two turns of the loop: under 5 ms."""
@@ -102,6 +106,7 @@ class ControlPlane(faust.Sensor):
         self._directory = store
         self._steps: list[tuple[float, str, Step]] = []
         self._recovered = asyncio.Event()
+        self._compared = False
 
         accounts_table = self._table("accounts")
         users_table = self._table("users")
@@ -303,6 +308,9 @@ class ControlPlane(faust.Sensor):
         """Compare the accounts of our partitions with the directory and announce what differs (row S7)."""
         if self._directory is None or self.app.rebalancing:
             return
+        if not self._compared:
+            self._compared = True
+            await self._until_read()
         partitions = self.keeper.assignment.partitions
         announcements = Announcements(self.outbox)
         report = await reconcile_once(
@@ -323,6 +331,23 @@ class ControlPlane(faust.Sensor):
             report.absent,
             report.ahead,
         )
+
+    async def _until_read(self) -> None:
+        """Wait a little for the events that were there before us: what they say need not be announced once more."""
+        deadline = time.monotonic() + FIRST_COMPARISON_S
+        while time.monotonic() < deadline and not self._all_read():
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
+
+    def _all_read(self) -> bool:
+        consumer = self.app.consumer
+        source = self.settings.topic(topics.STATE_CHANGED)
+        try:
+            ends = {tp: consumer.highwater(tp) for tp in consumer.assignment() if tp.topic == source}
+        except IllegalStateError:
+            # The assignment is changing at this moment.
+            return False
+        return all(end is not None and (consumer._read_offset[tp] or 0) >= end - 1 for tp, end in ends.items())
 
     async def _accounts_of_all(self, partitions: Iterable[int]) -> AsyncIterator[AccountEntry]:
         for partition in sorted(partitions):

@@ -262,11 +262,13 @@ async def reconcile(count: int = 100_000) -> None:
         try:
             await migrate(postgres.dsn())
             connection = await asyncpg.connect(postgres.dsn())
-            ids = sorted(str(uuid.UUID(int=random.Random(2).getrandbits(100) + n, version=4)) for n in range(count))
+            rng = random.Random(2)
+            ids = [uuid.UUID(int=rng.getrandbits(128), version=4) for _ in range(count)]
             await connection.execute(
-                "INSERT INTO mailstreams.accounts (account_id, user_id, host, port, tls, username, auth, sealed)"
-                " SELECT unnest($1::uuid[]), 'u', 'h', 993, 'tls', 'n', 'password', '\\x00'",
-                [uuid.UUID(i) for i in ids],
+                "INSERT INTO mailstreams.accounts"
+                " (account_id, user_id, state, host, port, tls, username, auth, secret_ref)"
+                " SELECT id, 'u', 'live', 'h', 993, 'tls', id::text, 'secret_ref', 's' FROM unnest($1::uuid[]) AS id",
+                ids,
             )
             rows = await connection.fetch("SELECT account_id, version FROM mailstreams.accounts")
             await connection.close()
