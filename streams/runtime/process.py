@@ -27,6 +27,7 @@ from streams.errors import ConfigurationError, RetryLater, ServiceUnavailable
 from streams.runtime.context import ContextThreadPool
 from streams.runtime.exit import ExitGuard, cancel_leftovers
 from streams.runtime.hooks import Hooks
+from streams.runtime.loop_errors import report
 from streams.runtime.services import CLOSE_LIMIT_S, Check, Health, Service, Stage, Watched
 from streams.runtime.shutdown import Shutdown
 
@@ -99,6 +100,7 @@ class Process:
         """Run to the end and return the exit code. Call it in the main thread, with `shutdown` catching signals."""
         loop = new_event_loop()
         asyncio.set_event_loop(loop)
+        loop.set_exception_handler(report)
         pool = ContextThreadPool(BLOCKING_THREADS, thread_name_prefix="blocking")
         loop.set_default_executor(pool)
         self._shutdown.bind(loop)
