@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -16,15 +17,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from streams.contracts.account import Phase
+from streams.domain.backoff import full_jitter
 from streams.domain.ownership import AccountEntry, ShardEvent, ShardPhase, on_assignment
 from streams.domain.placement import PlacementInput, place
 from streams.domain.tiers import TierInput, evaluate_in_slices, on_heat, on_mail, still_holds
-from streams.errors import MirrorDamaged
+from streams.errors import MirrorDamaged, ServiceUnavailable, ShardError
 from streams.observer import RuntimeObserver
 from streams.runtime.services import Health
 from streams.settings import Settings
 from streams.sync.connections import Connector
 from streams.sync.log import ShardLog
+from streams.sync.removal import anything_left
 from streams.sync.runner import AccountRunner, RunnerServices
 from streams.sync.shard import Membership, Shard
 from streams.sync.store import MirrorStore
@@ -36,9 +39,12 @@ AccountsOf = Callable[[int], AsyncIterator[AccountEntry]]
 RESTORES_AT_ONCE = 8
 BACKFILLS_AT_ONCE = 32
 """Accounts that read history at the same time: bounds memory and the share of the loop that bulk work gets."""
+REMOVALS_AT_ONCE = 8
+REMOVAL_RETRY_MAX_S = 30.0
+LOOKED_UP_AT_ONCE = 200
 PLACEMENT_DELAY_S = 0.2
 STUCK_S = 120.0
-"""A shard on its way to running for this long means that this worker does not make progress."""
+"""A shard on its way to running that has not moved for this long is stuck; one that tries again and again is not."""
 LAG_S = 1.0
 
 
@@ -112,7 +118,8 @@ class Host:
         self._entries: dict[int, dict[str, AccountEntry]] = {}
         self._loaded: set[int] = set()
         self._runners: dict[str, AccountRunner] = {}
-        self._ending: set[str] = set()
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._removals = asyncio.Semaphore(REMOVALS_AT_ONCE)
         self._membership: Membership | None = None
         self._accounts: AccountsOf | None = None
         self._restores = asyncio.Semaphore(RESTORES_AT_ONCE)
@@ -224,7 +231,10 @@ class Host:
         before = entries.get(entry.account_id)
         if entry.state != "live":
             entries.pop(entry.account_id, None)
-            self._stop_account(entry.account_id)
+            if entry.state == "deleted":
+                self._remove_account(partition, entry.account_id)
+            else:
+                self._stop_account(entry.account_id)
             return
         entries[entry.account_id] = entry
         runner = self._runners.get(entry.account_id)
@@ -238,9 +248,9 @@ class Host:
             self.heat_changed(partition, entry.account_id, entry.heat_until)
 
     def account_forgotten(self, partition: int, account_id: str) -> None:
-        """An account is gone without a trace."""
+        """An account is gone without a trace: as if it had been said to be deleted."""
         self._entries.get(partition, {}).pop(account_id, None)
-        self._stop_account(account_id)
+        self._remove_account(partition, account_id)
 
     def heat_changed(self, partition: int, account_id: str, until: datetime | None) -> None:
         """A session keeps the account hot until then: promoted at once, shed only by the next evaluation."""
@@ -333,15 +343,21 @@ class Host:
         if partition in self._loaded or self._accounts is None:
             return
         entries = self._entries.setdefault(partition, {})
+        heard_of: set[str] = set()
+        deleted: list[str] = []
         async for entry in self._accounts(partition):
             if self._shards.get(partition) is not shard:
                 return
+            heard_of.add(entry.account_id)
             if entry.state == "live":
                 entries[entry.account_id] = entry
             else:
                 entries.pop(entry.account_id, None)
+                if entry.state == "deleted":
+                    deleted.append(entry.account_id)
         self._loaded.add(partition)
         self._place_wake.set()
+        self._spawn(self._finish_removals(shard, deleted, heard_of), f"removals-{partition}")
 
     def _commands_closed(self, partition: int) -> None:
         if self.commands is not None:
@@ -403,18 +419,102 @@ class Host:
     def _stop_account(self, account_id: str, phase: Phase = "stopped") -> None:
         runner = self._runners.pop(account_id, None)
         if runner is not None:
-            self._ending.add(account_id)
-            self._spawn(self._end_runner(runner, phase), f"stop-{account_id}")
+            self._end(account_id, self._end_runner(runner, phase))
+
+    def _end(self, account_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do this after what is ending the account already; no runner starts before all of it is over."""
+        before = self._ending.get(account_id)
+
+        async def in_turn() -> None:
+            try:
+                if before is not None:
+                    await asyncio.wait({before})
+                await work
+            except Exception:
+                log.exception("account %s: it ended badly", account_id)
+            finally:
+                work.close()
+                if self._ending.get(account_id) is task:
+                    del self._ending[account_id]
+                self._place_wake.set()
+
+        task = self._ending[account_id] = self._spawn(in_turn(), f"end-{account_id}")
 
     async def _end_runner(self, runner: AccountRunner, phase: Phase) -> None:
+        await self._stop_runners([runner], 1.0)
+        await runner.tell(phase)
+
+    # --- removal -----------------------------------------------------------------------------------------------------
+    def _remove_account(self, partition: int, account_id: str) -> None:
+        """The account was removed: end its runner, then have its log say that its mail is gone."""
+        shard = self._shards.get(partition)
+        if shard is not None:
+            runner = self._runners.pop(account_id, None) or AccountRunner(account_id, shard, self._services)
+            self._end(account_id, self._erase(shard, runner))
+
+    async def _erase(self, shard: Shard, runner: AccountRunner) -> None:
+        await self._stop_runners([runner], 1.0)
+        failures = 0
+        while self._shards.get(shard.partition) is shard:
+            try:
+                async with self._removals:
+                    current = await shard.running()
+                    if anything_left(current, runner.account_id):
+                        mailboxes = await runner.erase()
+                        log.info("account %s was removed, with its %d mailboxes", runner.account_id, mailboxes)
+                return
+            except MirrorDamaged as error:
+                shard.mirror_unreadable(error)
+                return
+            except (ShardError, TimeoutError) as error:
+                failures += 1
+                log.info("account %s: its removal is tried again: %s", runner.account_id, error)
+            pause = full_jitter(failures, minimum_s=0.2, maximum_s=REMOVAL_RETRY_MAX_S, random=random.random())
+            await asyncio.sleep(pause)
+
+    async def _finish_removals(self, shard: Shard, deleted: list[str], heard_of: set[str]) -> None:
+        """Removals that an earlier owner did not end, and those of which nothing but the mail is left.
+
+        An account that nobody speaks of any more (a tombstone made it forgotten) is removed only when the database has no such
+        account either: one empty table must not cost all mail.
+        """
+        partition = shard.partition
+        for account_id in deleted:
+            await self._remove_if_left(shard, account_id)
+        store = self._store
+        if store is None:
+            return
+        unheard: list[str] = []
+        for count, account_id in enumerate(list(store.accounts(partition))):
+            if account_id not in heard_of:
+                unheard.append(account_id)
+            if count % LOOKED_UP_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        while unheard and self._shards.get(partition) is shard:
+            part = unheard[:LOOKED_UP_AT_ONCE]
+            try:
+                rows = await self._services.connector.store.rows(part)
+            except ServiceUnavailable as error:
+                log.info("partition %d: unfinished removals have to wait: %s", partition, error)
+                await asyncio.sleep(REMOVAL_RETRY_MAX_S)
+                continue
+            del unheard[: len(part)]
+            for account_id in part:
+                row = rows.get(account_id)
+                if row is None or row.state == "deleted":
+                    await self._remove_if_left(shard, account_id)
+
+    async def _remove_if_left(self, shard: Shard, account_id: str) -> None:
+        """Take up a removal, unless the account has come back."""
+        partition, current = shard.partition, shard.log
+        if current is None or account_id in self._entries.get(partition, {}) or account_id in self._ending:
+            return
         try:
-            await self._stop_runners([runner], 1.0)
-            await runner.tell(phase)
-        except Exception:
-            log.exception("account %s: its runner ended badly", runner.account_id)
-        finally:
-            self._ending.discard(runner.account_id)
-            self._place_wake.set()
+            if anything_left(current, account_id):
+                self._remove_account(partition, account_id)
+        except MirrorDamaged as error:
+            shard.mirror_unreadable(error)
+        await asyncio.sleep(0)
 
     def _runner_died(self, runner: AccountRunner, reason: str) -> None:
         """Row S9: reaped; it runs again when the control plane says that it is live."""
