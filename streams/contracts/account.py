@@ -101,4 +101,4 @@ class AccountSyncStatus(Record, frozen=True, kw_only=True):
     )
     set_aside: Annotated[
         dict[str, str], msgspec.Meta(max_length=SET_ASIDE_LIMIT, description="folders not followed for now, and why")
-    ] = {}
+    ] = msgspec.field(default_factory=dict)

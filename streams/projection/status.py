@@ -66,10 +66,10 @@ class StoredPosition:
 
 
 _STATUS: Final = """
-SELECT w.account_id::text, s.phase, s.since, coalesce(s.tier, t.tier), coalesce(s.tier_reason, t.reason), s.worker,
-    s.error_code,
-    s.error_message, s.error_mailbox, s.error_at, s.retry_at, s.last_sync_at, s.next_poll_at, s.newest_mail_at,
-    s.mailboxes, s.messages, s.backfill_remaining, s.partition, s.heat_until, coalesce(s.set_aside, '{}')::text
+SELECT w.account_id::text AS account_id, s.phase, s.since, coalesce(s.tier, t.tier) AS tier,
+    coalesce(s.tier_reason, t.reason) AS tier_reason, s.worker, s.error_code, s.error_message,
+    s.error_mailbox, s.error_at, s.retry_at, s.last_sync_at, s.next_poll_at, s.newest_mail_at, s.mailboxes,
+    s.messages, s.backfill_remaining, s.partition, s.heat_until, coalesce(s.set_aside, '{}')::text AS set_aside
 FROM unnest($1::uuid[]) AS w(account_id)
 LEFT JOIN mail.sync_status s USING (account_id) LEFT JOIN mail.tiers t USING (account_id)
 WHERE s.account_id IS NOT NULL OR t.account_id IS NOT NULL
@@ -107,7 +107,7 @@ class StatusReader:
             return {}
         with translated("reading the state of accounts"):
             rows = await self._pool.fetch(_STATUS, list(account_ids))
-        return {row[0]: AccountStatus(*[*row][:-1], json.loads(row[-1])) for row in rows}
+        return {row["account_id"]: AccountStatus(**{**row, "set_aside": json.loads(row["set_aside"])}) for row in rows}
 
     async def mailboxes(self, account_id: str) -> list[MailboxStatus]:
         """The folders of an account, by name."""

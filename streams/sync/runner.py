@@ -52,6 +52,7 @@ from streams.sync.connections import AccountLink, Connector, NotLive
 from streams.sync.log import ShardLog
 from streams.sync.passes import AccountPass, Memory
 from streams.sync.reading import Trouble
+from streams.sync.removal import erase
 from streams.sync.state import AccountState
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ NOOP_EVERY_S: Final = 30.0
 """How often INBOX is asked where the server has no IDLE."""
 TELL_S: Final = 5.0
 """Time to publish that an account has stopped."""
+ERASE_S: Final = 120.0
+"""Time for one attempt to write that a removed account's mail is gone."""
 CRASH_LOOP_AFTER: Final = 3
 """Processes in a row that ended while they began to work on an account, after which it has to wait (case 18)."""
 CRASH_LOOP_WAIT_S: Final = 60.0
@@ -220,12 +223,28 @@ class AccountRunner:
         try:
             async with asyncio.timeout(TELL_S):
                 shard_log = await self.shard.running()
-                state = self._load(shard_log)
-                self._enter(phase)
-                self._publish_status(state)
-                await state.commit()
+                async with self._lock:
+                    state = self._load(shard_log)
+                    self._enter(phase)
+                    self._publish_status(state)
+                    await state.commit()
         except (TimeoutError, MailstreamsError) as error:
             log.info("account %s: that it stopped could not be published: %s", self.account_id, error)
+
+    async def erase(self) -> int:
+        """After `stop`, or instead of `start`: the account was removed; its log tells that its mail is gone.
+
+        Returns the mailboxes. Raises `ShardError` when the log was lost, and `TimeoutError`; it may be done again then.
+        """
+        self._stopping = True
+        async with asyncio.timeout(ERASE_S):
+            shard_log = await self.shard.running()
+            async with self._lock:
+                self._state = None
+                try:
+                    return await erase(self._load(shard_log))
+                finally:
+                    self._state = None
 
     def set_tier(self, tier: Tier, reason: TierReason) -> None:
         """Change shape in place; recorded and published with the next write of the account."""
@@ -591,6 +610,8 @@ class AccountRunner:
         """Do something with a connection of its own, under the account's lock. Raises what the work raises."""
         shard_log = await self.shard.running()
         async with self._session(purpose) as session, self._lock:
+            if self._stopping:
+                raise RetryLater("the runner stops", code="stopping")
             state = self._load(shard_log)
             account_pass = AccountPass(
                 state, self._settings, self._services.observer, self._memory, wall=self._services.wall

@@ -247,8 +247,13 @@ class AccountState:
             self._topic(topic), record_type, encode(record), at, event_id=f"{self.account_id}/{at.timestamp():.6f}"
         )
 
+    def retract(self, topic: str) -> None:
+        """Append a tombstone: what a compacted topic says of this account holds no more."""
+        at = self._clock()
+        self._put(self._topic(topic), topic, None, at, event_id=f"{self.account_id}/{at.timestamp():.6f}")
+
     def _put(
-        self, topic: str, kind: str, value: bytes, at: datetime, *, event_id: str, sequence: int | None = None
+        self, topic: str, kind: str, value: bytes | None, at: datetime, *, event_id: str, sequence: int | None = None
     ) -> None:
         headers = cloud_event_headers(event_id=event_id, event_type=kind, source=SOURCE, at=at)
         headers.append(("writer", self.log.writer.encode()))

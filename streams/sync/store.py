@@ -58,6 +58,19 @@ class MirrorStore:
                 break
             yield key[3:].decode(), _raw(value)
 
+    def accounts(self, partition: int) -> Iterator[str]:
+        """Accounts of which there are records, in order; passes over the records themselves."""
+        first = _key(partition, "")
+        cursor = self._db.iter(ReadOptions())
+        cursor.seek(first)
+        while cursor.valid():
+            key = _raw(cursor.key())
+            if not key.startswith(first):
+                return
+            account_id = key[len(first) :].split(b"/", 1)[0]
+            yield account_id.decode()
+            cursor.seek(first + account_id + b"0")  # the first key behind "<account>/"
+
     def position(self, partition: int) -> int:
         """Offset of `mailbox.mirror` up to which this partition has been read here; 0 if never."""
         value = self._db.get(_position_key(partition))

@@ -1,4 +1,4 @@
-"""The status of an account says more: why it has its tier, until when a session heats it, its partition, what is set aside."""
+"""The status of an account says more: partition, why it has its tier, until when it is heated, what is set aside."""
 
 from __future__ import annotations
 
