@@ -204,3 +204,9 @@ def test_images_are_pinned_and_named_without_a_registry() -> None:
         assert tag, f"{image} is not pinned"
         assert tag != "latest"
         assert "." not in name, f"{image} names a registry"
+
+
+def test_every_directory_of_the_package_is_a_package() -> None:
+    """One that is not would work from the tree and be missing from the image."""
+    directories = {path.parent for path in (ROOT / "streams").rglob("*.py")}
+    assert [str(path) for path in directories if not (path / "__init__.py").exists()] == []
