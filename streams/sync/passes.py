@@ -144,6 +144,7 @@ class AccountPass:
             state.record.basis = choose_basis(session.capabilities)
             state.touch()
         self.extend_history()
+        opened = session.selected  # what STATUS says of an open mailbox is as old as its opening (RFC 9051, 6.3.11)
         listed = await self._list(session)
         plan, deleted = await self._apply_listing(*listed)
         await self._show_views(self._choose(session, listed[0]))
@@ -161,7 +162,7 @@ class AccountPass:
             if (
                 full
                 or due
-                or record.wire_name == always
+                or record.wire_name in (always, opened)
                 or needs_visit(record, server, condstore=condstore, now=now, full_after_s=interval)
             ):
                 visits.append(box)
@@ -292,6 +293,8 @@ class AccountPass:
                     selectable=server.selectable,
                     attributes=server.attributes,
                     object_id=server.object_id,
+                    # Not 0: a server tells 0 of a mailbox that it will make when it is first opened.
+                    uidvalidity=(server.uidvalidity or None) if server.selectable else None,
                 )
             )
             plan.same.append((box.record, server))
@@ -301,7 +304,7 @@ class AccountPass:
                 mailbox=server.name,
                 wire_name=server.wire_name.decode("ascii", "backslashreplace"),
                 selectable=server.selectable,
-                uidvalidity=server.uidvalidity if server.selectable else None,
+                uidvalidity=box.record.uidvalidity,
                 delimiter=server.delimiter,
                 special_use=server.special_use,
                 attributes=server.attributes,
@@ -386,7 +389,21 @@ class AccountPass:
 
     async def _first_visit(self, session: ImapSession, box: MailboxState, selected: Selected) -> None:
         record = box.record
-        record.uidvalidity = selected.uidvalidity or 0
+        uidvalidity = selected.uidvalidity or 0
+        if record.uidvalidity is not None and record.uidvalidity != uidvalidity:
+            # Made anew since it was listed, or the list told another one than the mailbox itself.
+            selected = await session.examine(record.wire_name)
+            if (selected.uidvalidity or 0) != uidvalidity:
+                raise MailboxUnusable("its UIDVALIDITY changes each time it is opened", code="uidvalidity_unstable")
+            self.state.emit(
+                events.MailboxReset,
+                mailbox_id=record.mailbox_id,
+                mailbox=record.name,
+                previous_uidvalidity=record.uidvalidity,
+                uidvalidity=uidvalidity,
+                reason="uidvalidity_changed",
+            )
+        record.uidvalidity = uidvalidity
         record.uidnext = await self._top(session, selected)
         record.floor = record.uidnext
         record.highestmodseq = selected.highestmodseq or 0
