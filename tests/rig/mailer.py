@@ -129,6 +129,8 @@ class Mailer:
     def rename(self, folder: str, to: str) -> None:
         """Rename a folder and what is below it."""
         self._leave()
+        below = [name for name in self._epochs if name == folder or name.startswith(f"{folder}/")]
+        self.journal.renamed |= {self._epochs[name] for name in below}
         self.connection.rename_folder(_wire(folder), _wire(to))
         self._epochs = {
             (to + name.removeprefix(folder) if name == folder or name.startswith(f"{folder}/") else name): epoch

@@ -38,6 +38,7 @@ class Script:
         self.server = server
         self.actions = 0
         self.unsure = 0
+        self._unsettled = False
         self._random = random_
         self._pause_s = pause_s
         self._number = random_.randrange(10**6) * 1000
@@ -52,6 +53,8 @@ class Script:
                 continue
 
     async def _one(self) -> None:
+        if self._unsettled and not await self.settle(give_up_after_s=1.0):
+            return
         action = self._draw()
         try:
             if action == self._reset_epoch:
@@ -62,8 +65,8 @@ class Script:
         except FAILURES:
             # What it did is not known: the server tells as soon as it answers.
             self.unsure += 1
+            self._unsettled = True
             self.mailer.drop()
-            await self.settle(give_up_after_s=1.0)
 
     async def settle(self, *, give_up_after_s: float) -> bool:
         """Read everything into the journal; False when the server does not answer in time."""
@@ -72,6 +75,7 @@ class Script:
         while True:
             try:
                 await asyncio.to_thread(self.mailer.observe_all)
+                self._unsettled = False
                 return True
             except FAILURES:
                 self.mailer.drop()

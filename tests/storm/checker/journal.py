@@ -27,6 +27,9 @@ class Journal:
     now: dict[Spot, frozenset[str]] = field(default_factory=dict)
     """What the client last saw of each place that is still there."""
 
+    renamed: set[int] = field(default_factory=set)
+    """Epochs of mailboxes that changed their name: their places left one name and came under another."""
+
     def observe(self, server: Mapping[str, ServerMailbox]) -> None:
         """Take over all that the server shows: also settles what an interrupted action may have done."""
         present: set[Spot] = set()
@@ -77,7 +80,7 @@ def explained(account: FoldedAccount, journal: Journal) -> Iterator[Finding]:
                 yield _unexplained(account, "invented_flags", spot["mailbox"], where, str(event), sorted(flags))
         for spot in left:
             where = (spot["uidvalidity"], spot["uid"])
-            if where not in journal.destroyed:
+            if where not in journal.destroyed and where[0] not in journal.renamed:
                 yield _unexplained(account, "invented_removal", spot["mailbox"], where, str(event))
 
 
