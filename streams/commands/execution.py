@@ -1,14 +1,15 @@
 """One attempt at one command: run the handler under its time limit and say how it ended.
 
-Invariant: `run_attempt` always ends. A handler which ignores its cancellation is given up after a limit and stays
-behind; it cannot publish anything any more.
+Invariant: an attempt ends exactly once, whatever its handler does. A handler which ignores its cancellation is given up
+after a limit and stays behind; it cannot publish anything any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from dataclasses import dataclass, field
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -43,81 +44,120 @@ class Interrupted:
 AttemptResult = Succeeded | Failure | Interrupted
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Attempt:
-    """A running attempt, as seen from outside."""
+    """One attempt, running from `start` to the one call of `ended`.
+
+    The usual case costs one task (or thread) and one timer. Only when the time is over, or the engine takes the attempt
+    back, a second task sees to it that the handler ends or is given up.
+    """
 
     task: Task
     spec: HandlerSpec
     args: Any
     timeout_s: float
     give_up_s: float  # after the time limit: how long to wait for a handler that does not react
-    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
-    thread: threading.Thread | None = None
+    ended: Callable[[AttemptResult], None]
+    _running: asyncio.Future[Any] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _ending: asyncio.Task[None] | None = None
+    _interruption: asyncio.Future[None] | None = None
+    _interrupted: bool = False
+    _over: bool = False
 
     @property
     def name(self) -> str:
         """Name of the thread or task that runs the handler."""
         return f"{self.spec.kind}:{self.task.command_id}"
 
+    def start(self, context: contextvars.Context) -> None:
+        """Begin, with `context` for everything that the handler does and logs."""
+        loop = asyncio.get_running_loop()
+        if self.spec.threaded:
+            self._running = context.run(start_thread, self.name, self.spec.function, self.args, self.task)[1]
+        else:
+            coroutine = self.spec.function(self.args, self.task)
+            self._running = loop.create_task(coroutine, name=self.name, context=context)
+        self._running.add_done_callback(self._handler_ended, context=context)
+
+    def limit(self) -> None:
+        """Let the time limit run. Not part of `start`, since most handlers end before a timer is worth its price."""
+        if not self._over and self._ending is None:
+            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._time_is_over)
+
     def interrupt(self) -> None:
         """Take the attempt back. The handler is cancelled and has `CANCEL_LIMIT_S` to react."""
-        self.task._stop.set()
-        self.interrupted.set()
+        if self._over or self._interrupted:
+            return
+        self._interrupted = self.task._stopping = True
+        if self._interruption is not None:
+            self._interruption.set_result(None)
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end_interrupted(), name=f"end:{self.name}")
 
+    def _time_is_over(self) -> None:
+        self.task._stopping = True
+        if self._ending is None and not self._over:
+            self._ending = asyncio.get_running_loop().create_task(self._end_late(), name=f"end:{self.name}")
 
-async def run_attempt(attempt: Attempt) -> AttemptResult:
-    """Run the handler to its end, its time limit, or the interruption, whichever comes first."""
-    running = _begin(attempt)
-    interruption = asyncio.ensure_future(attempt.interrupted.wait())
-    try:
-        await asyncio.wait({running, interruption}, timeout=attempt.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    def _handler_ended(self, running: asyncio.Future[Any]) -> None:
+        if self._over:
+            _consume(running)
+        elif self._ending is None:
+            self._end(self._outcome(running))
+
+    def _end(self, result: AttemptResult) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.ended(result)
+
+    async def _end_late(self) -> None:
+        running = self._cancelled()
+        self._interruption = interruption = asyncio.get_running_loop().create_future()
+        await asyncio.wait({running, interruption}, timeout=self.give_up_s, return_when=asyncio.FIRST_COMPLETED)
+        self._interruption = None
         if running.done():
-            return _outcome(attempt, running)
-        attempt.task._stop.set()
-        if attempt.thread is None:
-            running.cancel()
-        if not attempt.interrupted.is_set():
-            await asyncio.wait({running, interruption}, timeout=attempt.give_up_s, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done() and not attempt.interrupted.is_set():
-                log.error("a handler ignores that its time is over and is given up", thread=attempt.name)
-                return Failure(
+            outcome = self._outcome(running)
+            late = Failure("timed_out", f"the handler did not end within {self.timeout_s:g} s", retryable=True)
+            self._end(outcome if isinstance(outcome, Succeeded) else late)
+        elif self._interrupted:
+            await self._end_interrupted()
+        else:
+            log.error("a handler ignores that its time is over and is given up", handler=self.name)
+            self._end(
+                Failure(
                     "stuck",
-                    f"the handler did not end within {attempt.timeout_s:g} s and ignored its cancellation",
+                    f"the handler did not end within {self.timeout_s:g} s and ignored its cancellation",
                     retryable=False,
                     unexpected=True,
                 )
-            if running.done():
-                outcome = _outcome(attempt, running)
-                return outcome if isinstance(outcome, Succeeded) else _timed_out(attempt)
+            )
+
+    async def _end_interrupted(self) -> None:
+        running = self._cancelled()
         await asyncio.wait({running}, timeout=CANCEL_LIMIT_S)
         if not running.done():
-            return Interrupted(ignored=attempt.name)
+            self._end(Interrupted(ignored=self.name))
+            return
         # What was finished in the last moment is finished; anything else is repeated by whoever comes next.
-        outcome = _outcome(attempt, running)
-        return outcome if isinstance(outcome, Succeeded) else Interrupted()
-    finally:
-        interruption.cancel()
-        if not running.done():
-            running.add_done_callback(_consume)
-            running.cancel()
+        outcome = self._outcome(running)
+        self._end(outcome if isinstance(outcome, Succeeded) else Interrupted())
 
+    def _cancelled(self) -> asyncio.Future[Any]:
+        """The handler, told to end: a coroutine by its cancellation, a thread by what `Task.stopping` says."""
+        assert self._running is not None
+        if not self.spec.threaded:
+            self._running.cancel()
+        return self._running
 
-def _begin(attempt: Attempt) -> asyncio.Future[Any]:
-    if not attempt.spec.threaded:
-        coroutine = attempt.spec.function(attempt.args, attempt.task)
-        return asyncio.get_running_loop().create_task(coroutine, name=attempt.name)
-    attempt.thread, future = start_thread(attempt.name, attempt.spec.function, attempt.args, attempt.task)
-    return future
-
-
-def _outcome(attempt: Attempt, running: asyncio.Future[Any]) -> AttemptResult:
-    if running.cancelled():
-        return Failure("cancelled", "the handler cancelled itself", retryable=True, unexpected=True)
-    error = running.exception()
-    if error is None:
-        return Succeeded(running.result(), tuple(attempt.task._emitted))
-    return classify(error)
+    def _outcome(self, running: asyncio.Future[Any]) -> AttemptResult:
+        if running.cancelled():
+            return Failure("cancelled", "the handler cancelled itself", retryable=True, unexpected=True)
+        error = running.exception()
+        if error is None:
+            return Succeeded(running.result(), tuple(self.task._emitted))
+        return classify(error)
 
 
 def classify(error: BaseException) -> AttemptResult:
@@ -140,10 +180,6 @@ def classify(error: BaseException) -> AttemptResult:
             return Failure(
                 "handler_failed", f"the handler raised {type(error).__name__}", retryable=True, unexpected=True
             )
-
-
-def _timed_out(attempt: Attempt) -> Failure:
-    return Failure("timed_out", f"the handler did not end within {attempt.timeout_s:g} s", retryable=True)
 
 
 def _consume(future: asyncio.Future[Any]) -> None:

@@ -8,7 +8,6 @@ may repeat (a crash, a rebalance): a handler must bear that. Its result is publi
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -58,7 +57,7 @@ class Task:
     resources: Mapping[str, Any]
     emits: frozenset[str]
     _report: Callable[[Any, Any, Any], None]
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _stopping: bool = False  # set by the event loop, read by threads
     _emitted: list[OutRecord] = field(default_factory=list)
 
     def progress(self, fraction: float, *, counts: Mapping[str, int] | None = None, message: str | None = None) -> None:
@@ -89,11 +88,11 @@ class Task:
     @property
     def stopping(self) -> bool:
         """Whether the attempt is to end. A `def` handler looks at it from time to time; an `async def` is cancelled."""
-        return self._stop.is_set()
+        return self._stopping
 
     def check(self) -> None:
         """Raise `TaskStopped` when the attempt is to end."""
-        if self._stop.is_set():
+        if self._stopping:
             raise TaskStopped("the task is to stop")
 
 

@@ -20,7 +20,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from streams.commands.engine import Engine
 from streams.commands.job_assignor import Claim, assignor_for
 from streams.commands.job_partition import JobPartition
-from streams.commands.job_writer import JobWriter
+from streams.commands.job_writer import JobWriter, Pace
 from streams.commands.kafka_reading import close_within
 from streams.commands.ports import Delivery
 from streams.contracts import topics
@@ -31,7 +31,7 @@ from streams.settings import Settings
 log = structlog.get_logger(__name__)
 
 POLL_MS: Final = 200
-POLL_RECORDS: Final = 500
+POLL_RECORDS: Final = 1000
 CLOSE_LIMIT_S: Final = 1.0
 PROVE_LIMIT_S: Final = 60.0
 ERROR_PAUSE_S: Final = 1.0
@@ -74,6 +74,7 @@ class JobGroup:
         self._ending: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._accepting = True
+        self._pace = Pace()
         self.assigned = asyncio.Event()
         self.read_at = time.monotonic()
         """When reading last came round."""
@@ -168,7 +169,9 @@ class JobGroup:
         async def prove() -> int:
             return await self.prove(partition)
 
-        return JobWriter(self._settings, partition, job_group(self._settings), prove, observer=self._observer)
+        return JobWriter(
+            self._settings, partition, job_group(self._settings), prove, observer=self._observer, pace=self._pace
+        )
 
     def _choose(self) -> None:
         """In job mode: nothing is read while a command runs or a partition opens, and then first of that partition."""

@@ -44,6 +44,8 @@ BATCH_BYTES: Final = topics.MAX_RECORD_BYTES
 EXPIRE_AT_ONCE: Final = 200
 COMMIT_LIMIT_S: Final = 30.0
 """Longest that one transaction may take; it is more than the broker's own limit, which then has aborted it."""
+FULL: Final = 200
+"""Entries that are worth a transaction of their own at once."""
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 CLOSE_LIMIT_S: Final = 1.0
@@ -61,6 +63,26 @@ REFUSALS: Final = (
 Prove = Callable[[], Awaitable[int]]
 """Commits an offset as a member of the current generation and returns it: the position that the group has for the
 partition. Raises `MembershipLost` when the partition is not ours any more."""
+
+
+class Pace:
+    """How often the partitions of one process write, when they have something to write all the time.
+
+    A transaction costs this process some 2 ms and the broker more, whatever is in it, so all partitions together begin
+    at most `PER_S` a second; one that has not written for a while writes at once.
+    """
+
+    PER_S: Final = 150.0
+    MIN_S: Final = 0.02
+    MAX_S: Final = 0.25
+
+    def __init__(self) -> None:
+        self.writers = 0
+
+    def pause_s(self, last_s: float) -> float:
+        """How long a partition gathers entries after a transaction that took `last_s`: as long as it took, so that what
+        a slow broker or a busy process costs is shared by more entries."""
+        return min(self.MAX_S, max(self.MIN_S, self.writers / self.PER_S, last_s))
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +103,11 @@ class JobWriter:
         prove: Prove,
         *,
         observer: RuntimeObserver | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._settings = settings
+        self._pace = pace or Pace()
+        self._began_at = self._ended_at = 0.0  # of the last transaction
         self._partition = partition
         self._group = group
         self._prove = prove
@@ -113,6 +138,7 @@ class JobWriter:
         except BaseException:
             await self._drop_producer()
             raise
+        self._pace.writers += 1
         self._task = asyncio.create_task(self._write(), name=f"jobs-{self._partition}")
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
@@ -130,6 +156,7 @@ class JobWriter:
         """Stop. What is not committed fails; an open transaction is left to the next fence or the broker's limit."""
         task, self._task = self._task, None
         if task is not None:
+            self._pace.writers -= 1
             task.cancel()
             await asyncio.wait({task}, timeout=CLOSE_LIMIT_S)
         self._fail(ProducerLost("the lane was closed"))
@@ -142,6 +169,7 @@ class JobWriter:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._queue:
+                    await self._gather()
                     await self._write_some()
         except asyncio.CancelledError:
             raise
@@ -151,9 +179,15 @@ class JobWriter:
             log.error("the writer of a partition failed", partition=self._partition, exc_info=error)
             self._fail(ProducerLost(f"the writer failed: {type(error).__name__}"))
 
+    async def _gather(self) -> None:
+        """Wait for more entries, when there was a transaction a moment ago."""
+        until = self._ended_at + self._pace.pause_s(self._ended_at - self._began_at)
+        while len(self._queue) < FULL and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, Pace.MIN_S))
+
     async def _write_some(self) -> None:
         batch = self._next_batch()
-        began = time.monotonic()
+        self._began_at = began = time.monotonic()
         try:
             async with asyncio.timeout(COMMIT_LIMIT_S):
                 count = await self._transact(batch)
@@ -165,7 +199,8 @@ class JobWriter:
             log.warning("a transaction failed", partition=self._partition, error=type(error).__name__)
             await self._start_over()
             return
-        self._observer.transaction("committed", time.monotonic() - began, count)
+        self._ended_at = time.monotonic()
+        self._observer.transaction("committed", self._ended_at - began, count)
         self._committed = batch[-1].number
         self._settle()
 

@@ -7,6 +7,7 @@ time. In a worker it runs until it is stopped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -110,11 +111,12 @@ class JobService:
         assert engine is not None
         assert group is not None
         while True:
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await engine.changed()
-            except TimeoutError:
-                pass  # looked at anyway: idleness is told by no event
+            if self._job_mode:
+                with contextlib.suppress(TimeoutError):  # looked at anyway: idleness is told by no event
+                    async with asyncio.timeout(LOOK_S):
+                        await engine.changed()
+            else:
+                await asyncio.sleep(LOOK_S)
             if (error := group.failed) is not None:
                 raise error
             if not self._job_mode:

@@ -23,12 +23,14 @@ from typing import Any
 
 import msgspec
 import structlog
+import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from streams.commands.handlers import Handlers, NoArgs, Task
 from streams.contracts import topics
 from streams.contracts.commands import AnyCommandEvent, Command, CommandStarted
 from streams.local.kafka import Kafka
+from streams.runtime.garbage import settle_heap
 from tests.bench.stage import report
 from tests.integration.commands.rig import Jobs, JobWorker, settings_for
 
@@ -191,7 +193,9 @@ BENCHES: dict[str, Any] = {"throughput": (throughput, 20_000), "latency": (laten
 
 def main(arguments: Sequence[str]) -> None:
     """Run the named ones, or all."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), cache_logger_on_first_use=True)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), cache_logger_on_first_use=True
+    )
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)}; all by default")
@@ -199,7 +203,8 @@ def main(arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
     for name in parsed.names or BENCHES:
         run, count = BENCHES[name]
-        asyncio.run(run(parsed.count or count))
+        settle_heap()  # as the product's process does
+        uvloop.run(run(parsed.count or count))
 
 
 if __name__ == "__main__":
