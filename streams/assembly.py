@@ -19,7 +19,7 @@ import faust
 
 from streams.agents import attach as attach_control_plane
 from streams.commands.export.handler import Exporter
-from streams.commands.handlers import Handlers, load_handlers
+from streams.commands.handlers import load_handlers
 from streams.commands.job_group import job_group
 from streams.commands.owner_service import OwnerService
 from streams.commands.service import JobService
@@ -194,7 +194,7 @@ def create_app(
         parts.beside.append(ProjectorService(settings, parts.observer))
     parts.hooks.on_shutdown(truths.close)
     parts.tasks.append(commands)
-    parts.tasks.append(JobService(settings, job_handlers(settings, connector), parts.observer))
+    parts.tasks.append(job_service(settings, connector, parts.observer))
     parts.beside.extend(attach)
     return app
 
@@ -233,12 +233,17 @@ class JobSessions:
             await self._connector.close(host, session, reason=reason)
 
 
-def job_handlers(settings: Settings, connector: Connector) -> Handlers:
-    """Handlers of `sync.jobs`: the product's own and those that WORKER_HANDLERS names. Raises `ConfigurationError`."""
-    exporter = Exporter(JobSessions(connector), settings.EXPORT_DIR, max_message_bytes=settings.IMAP_MAX_LITERAL_BYTES)
+def job_service(
+    settings: Settings, connector: Connector, observer: RuntimeObserver, *, job_mode: bool = False
+) -> JobService:
+    """What runs `sync.jobs`, with the product's own handlers and those that WORKER_HANDLERS names; handlers find
+    sessions with mail servers as `task.resources["mail"]`. Raises `ConfigurationError`.
+    """
+    mail = JobSessions(connector)
+    exporter = Exporter(mail, settings.EXPORT_DIR, max_message_bytes=settings.IMAP_MAX_LITERAL_BYTES)
     handlers = exporter.handlers()
     handlers.include(load_handlers(settings.WORKER_HANDLERS))
-    return handlers
+    return JobService(settings, handlers, observer, resources={"mail": mail}, job_mode=job_mode)
 
 
 async def _migrated(settings: Settings) -> None:
@@ -353,7 +358,7 @@ def run_job(settings: Settings, *, log_level: str | None = None, log_file: str |
     settings = settings.model_copy(update={"WORKER_MODE": "job"})
     prometheus = PrometheusObserver()
     directory = Directory(settings)
-    handlers = job_handlers(settings, _connector(settings, directory, prometheus))
+    jobs = job_service(settings, _connector(settings, directory, prometheus), prometheus, job_mode=True)
     extension = Extension(settings, prometheus)
 
     def before() -> None:
@@ -361,7 +366,7 @@ def run_job(settings: Settings, *, log_level: str | None = None, log_file: str |
         directory.check()
 
     first, beside = Stage([directory]), Stage(extension.services)
-    tasks = Stage([JobService(settings, handlers, prometheus, job_mode=True)], uses_grace=True)
+    tasks = Stage([jobs], uses_grace=True)
     return launch(
         settings,
         stages=[first, beside, tasks],
