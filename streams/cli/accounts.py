@@ -214,7 +214,7 @@ async def enable(cli: Invocation, *, account_ids: tuple[str, ...], as_json: bool
 @JSON_OPTION
 @asynchronous
 async def remove(cli: Invocation, *, account_ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
-    """Remove accounts: their credentials are deleted, nothing in their mailboxes is touched."""
+    """Remove accounts: their credentials and what is projected of their mail go, nothing at the server is touched."""
     if not yes:
         count = len(account_ids)
         click.confirm(

@@ -98,7 +98,7 @@ class MailboxRenamed(Change, frozen=True, kw_only=True, tag="mailbox.renamed"):
 
 
 class MailboxDeleted(Change, frozen=True, kw_only=True, tag="mailbox.deleted"):
-    """The mailbox and every place in it are gone."""
+    """The mailbox and every place in it are gone: deleted at the server, or its account was removed."""
 
     mailbox_id: MailboxKey
     mailbox: str

@@ -258,7 +258,9 @@ async def _apply(connection: Any, fold: Fold) -> None:
     if fold.dropped:
         refs = list(fold.dropped)
         rows = await connection.fetch(q.DROP_MAILBOXES, [r.account_id for r in refs], [r.mailbox_id for r in refs])
-        orphans.update((MessageRef(row[0], row[1]), None) for row in rows)
+        for part in _parts(rows):  # a folder that is gone may have held hundreds of thousands
+            orphans.update((MessageRef(row[0], row[1]), None) for row in part)
+            await asyncio.sleep(0)
     await _put(connection, q.UPSERT_MAILBOXES, fold.mailboxes.values())
     await _put(connection, q.RENAME_MAILBOXES, fold.names.values())
     await _put(connection, q.SET_EPOCHS, fold.epochs.values())
@@ -290,10 +292,9 @@ async def _apply(connection: Any, fold: Fold) -> None:
     for settled in _parts(ended):
         await connection.execute(q.READABLE_AGAIN, *columns.of_keys(settled))
     await _put(connection, q.UPSERT_UNREADABLE, list(fold.unreadable_rows()))
-    if orphans:
-        await connection.execute(
-            q.DROP_ORPHANS, [ref.account_id for ref in orphans], [ref.message_id for ref in orphans]
-        )
+    for left_over in _parts(list(orphans)):
+        accounts, messages_of = [ref.account_id for ref in left_over], [ref.message_id for ref in left_over]
+        await connection.execute(q.DROP_ORPHANS, accounts, messages_of)
     await _put(connection, q.UPSERT_ACCOUNTS, fold.accounts.values())
 
 

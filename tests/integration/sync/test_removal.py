@@ -1,4 +1,4 @@
-"""A removed account (S8): its mail leaves log, mirror and database; others and a later return of the account are not harmed."""
+"""A removed account (S8): its mail leaves log, mirror and database; neither others nor its own return are harmed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Database:
     async def counts(self, account_id: str) -> dict[str, int]:
         return {
             table: await self._connection.fetchval(
-                f"SELECT count(*) FROM mail.{table} WHERE account_id = $1::uuid",  # noqa: S608
+                f"SELECT count(*) FROM mail.{table} WHERE account_id = $1::uuid",
                 account_id,
             )
             for table in TABLES

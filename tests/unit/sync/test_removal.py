@@ -1,4 +1,4 @@
-"""Removal of an account, cut short anywhere: the log stays gapless, a repeat ends it, and nothing but the account's record is left."""
+"""Removal of an account, cut short anywhere: the log stays gapless, a repeat ends it, only one record of it stays."""
 
 from __future__ import annotations
 
