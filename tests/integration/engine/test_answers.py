@@ -156,7 +156,9 @@ async def test_cases_52_53_a_structure_that_does_not_parse_costs_the_structure(
     engine.server.bend(
         r"UID FETCH .*BODYSTRUCTURE",
         lambda lines: [
-            line[: line.index(b"BODYSTRUCTURE")] + b"BODYSTRUCTURE " + structure + b")\r\n" if b"(UID 2 " in line else line
+            line[: line.index(b"BODYSTRUCTURE")] + b"BODYSTRUCTURE " + structure + b")\r\n"
+            if b"(UID 2 " in line
+            else line
             for line in lines
         ],
     )
@@ -401,7 +403,9 @@ async def test_cases_94_95_large_header_blocks_do_not_hold_the_loop(account: Acc
     """Hostile header blocks are parsed in a thread: no turn of the loop takes long."""
     inbox = account.mailboxes["INBOX"]
     inbox.deliver(b"To: " + b"(" * 60_000 + b"a@example.test\r\nSubject: x\r\n\r\nbody")
-    inbox.deliver(b"To: " + b", ".join(b"=?utf-8?q?n%d?= <a%d@example.test>" % (n, n) for n in range(4000)) + b"\r\n\r\n")
+    inbox.deliver(
+        b"To: " + b", ".join(b"=?utf-8?q?n%d?= <a%d@example.test>" % (n, n) for n in range(4000)) + b"\r\n\r\n"
+    )
     for n in range(20):
         inbox.deliver(letter(n))
     engine = await start(CONDSTORE | {"ESEARCH"})
@@ -434,9 +438,7 @@ async def test_previews_of_plain_and_html(account: Account, start: Start) -> Non
     engine = await start(CONDSTORE, PREVIEW_BYTES=100)
     engine.server.bend(
         r"BODYSTRUCTURE",
-        lambda lines: [
-            line.replace(b'"PLAIN"', b'"HTML"') if b"(UID 2 " in line else line for line in lines
-        ],
+        lambda lines: [line.replace(b'"PLAIN"', b'"HTML"') if b"(UID 2 " in line else line for line in lines],
     )
     await engine.catch_up()
     previews = {e["uid"]: e.get("preview") for e in engine.of("message.added")}

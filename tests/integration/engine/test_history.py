@@ -67,9 +67,7 @@ async def test_removals_on_both_sides_of_the_limit(kind: frozenset[str], account
 
 
 @pytest.mark.parametrize("longer", ["60", "all"])
-async def test_a_limit_that_reaches_further_back_reads_the_rest(
-    longer: str, account: Account, start: Start
-) -> None:
+async def test_a_limit_that_reaches_further_back_reads_the_rest(longer: str, account: Account, start: Start) -> None:
     """The setting grows: older mail is read, nothing is read twice, the limit in force is in the mirror."""
     old_mail(account, [400, 90, 45, 40, 10, 5])
     engine = await start(CONDSTORE, SYNC_SINCE="30")

@@ -21,9 +21,7 @@ WHEN = datetime(2026, 11, 30, 10, 0, tzinfo=UTC)
 
 
 def content(account: str = A, size: int | None = 10, when: datetime | None = WHEN, headers: bytes = b"h") -> bytes:
-    return identity_from_content(
-        account, size=size, internal_date=when, canonical_headers=headers, fallback="m/7/1"
-    )
+    return identity_from_content(account, size=size, internal_date=when, canonical_headers=headers, fallback="m/7/1")
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,15 @@ def test_a_hot_arrival_rewrites_at_most_24_kib(share: float) -> None:
     ids = IdentitySegment()
     for offset in range(IDENTITY_SPAN):
         ids.put(offset, chance.randbytes(IDENTITY_BYTES))
-    record = MailboxRecord("m" * 13, b"INBOX" * 5, "INBOX" * 5, quarantined={n: Quarantined("x", 1, 1e9) for n in range(10)})
-    sizes = [len(segment.encode()), len(ids.encode()), len(mirror.encode_record(record)), len(mirror.encode_record(AccountRecord()))]
+    record = MailboxRecord(
+        "m" * 13, b"INBOX" * 5, "INBOX" * 5, quarantined={n: Quarantined("x", 1, 1e9) for n in range(10)}
+    )
+    sizes = [
+        len(segment.encode()),
+        len(ids.encode()),
+        len(mirror.encode_record(record)),
+        len(mirror.encode_record(AccountRecord())),
+    ]
     assert sizes[0] <= 5 * (FLAG_SPAN // 8) + 200
     assert sum(sizes) <= 24 * 1024
 

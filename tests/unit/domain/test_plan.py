@@ -70,7 +70,9 @@ def test_inbox_is_never_deleted() -> None:
 
 
 def test_a_rename_is_believed_when_nothing_else_can_be_meant() -> None:
-    plan = plan_listing([record(b"A"), record(b"B", uidvalidity=8)], [server(b"C"), server(b"B", uidvalidity=8)], complete=True)
+    plan = plan_listing(
+        [record(b"A"), record(b"B", uidvalidity=8)], [server(b"C"), server(b"B", uidvalidity=8)], complete=True
+    )
     assert [(old.name, new.name) for old, new in plan.renamed] == [("A", "C")]
 
 
@@ -86,7 +88,16 @@ def test_a_rename_is_believed_when_nothing_else_can_be_meant() -> None:
         ([record(b"A", object_id="F1")], [server(b"C", object_id="F2")]),
         ([record(b"A")], [server(b"C", selectable=False)]),
     ],
-    ids=["two went", "two came", "uidnext fell", "uidnext unknown", "no uidvalidity", "inbox", "other ids", "container"],
+    ids=[
+        "two went",
+        "two came",
+        "uidnext fell",
+        "uidnext unknown",
+        "no uidvalidity",
+        "inbox",
+        "other ids",
+        "container",
+    ],
 )
 def test_case_35_a_doubtful_rename_is_none(known: list[MailboxRecord], listed: list[ServerMailbox]) -> None:
     plan = plan_listing(known, listed, complete=True)

@@ -1,0 +1,151 @@
+"""What staying in sync costs with 100,000 messages: a change in a large mailbox, a poll with nothing new, one arrival.
+
+Counts, not times: commands and bytes on the wire beside the targets, bytes handed to Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from imapclient import IMAPClient
+
+from streams.contracts.keys import partition_for
+from streams.imap.session import ImapSession
+from streams.sync.log import Batch, ShardLog
+from streams.sync.passes import AccountPass, PassResult
+from streams.sync.runner import AccountRunner
+from streams.sync.state import AccountState
+from tests.bench.stage import Bench, bench, fill, report
+
+FOLDERS = 19
+
+
+def small(count: int, start: int = 0) -> Iterator[bytes]:
+    """Small messages, each another."""
+    for n in range(start, start + count):
+        yield (
+            f"From: Sender {n} <s{n}@example.test>\r\nTo: me@example.test\r\nSubject: number {n}\r\n"
+            f"Message-ID: <{n}@example.test>\r\nDate: Mon, 30 Nov 2026 10:00:00 +0000\r\n\r\nbody {n}\r\n"
+        ).encode()
+
+
+async def ready(stage: Bench, host: Any, account: str, count: int) -> AccountRunner:
+    """Wait until all of the history is in the log."""
+    deadline = time.monotonic() + 900
+    while True:
+        runner: AccountRunner | None = host.runner(account)
+        if runner is not None and runner.phase == "running" and runner.messages >= count:
+            return runner
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{runner.messages if runner else 0} of {count}")
+        await asyncio.sleep(0.1)
+
+
+async def measured(runner: AccountRunner) -> tuple[dict[str, int], PassResult]:
+    """One pass on a connection that is open already; what it cost."""
+
+    async def work(session: ImapSession, state: AccountState, account_pass: AccountPass) -> Any:
+        before = session.traffic
+        result = await account_pass.run(session)
+        after = session.traffic
+        return {
+            "commands": after.commands_sent - before.commands_sent,
+            "round_trips": after.round_trips - before.round_trips,
+            "bytes_received": after.bytes_received - before.bytes_received,
+            "login_commands": before.commands_sent,
+            "login_bytes": before.bytes_received,
+        }, result
+
+    found: tuple[dict[str, int], PassResult] = await runner.perform("bench", work)
+    return found
+
+
+def client(stage: Bench, user: str) -> IMAPClient:
+    """Another client of the same user."""
+    made = IMAPClient("127.0.0.1", stage.dovecot.port, ssl=False)
+    made.login(user, "pw")
+    return made
+
+
+async def arrival_bytes(stage: Bench, runner: AccountRunner, log: ShardLog, user: str) -> tuple[int, int]:
+    """Bytes submitted to the log for one arrival in a hot INBOX, and the transactions' batches they came in."""
+    sizes: list[int] = []
+    submit = log.submit
+
+    def spy(batch: Batch) -> Any:
+        sizes.append(
+            sum(
+                len(r.value or b"") + len(r.key or b"") + sum(len(k) + len(v) for k, v in r.headers)
+                for r in batch.records
+            )
+            + sum(len(k) + len(v or b"") + len(about) for k, (v, about) in batch.mirror.items())
+        )
+        return submit(batch)
+
+    log.submit = spy  # type: ignore[method-assign]
+    before = runner.messages
+    with client(stage, user) as other:
+        other.append("INBOX", next(small(1, 10**6)))
+    deadline = time.monotonic() + 30
+    while runner.messages <= before:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the arrival did not come")
+        await asyncio.sleep(0.01)
+    log.submit = submit  # type: ignore[method-assign]
+    return sum(sizes), len(sizes)
+
+
+async def main(count: int) -> None:
+    """One large INBOX and 19 folders, `count` messages together."""
+    each = count // 100
+    inbox = count - FOLDERS * each
+    async with bench(FETCH_STRUCTURE=False, POLL_WARM=36_000.0, POLL_COLD=36_000.0, FULL_RECONCILE_S=36_000.0) as stage:
+        stage.dovecot.add_user("big", "pw")
+        fill(stage.dovecot, "big", small(inbox))
+        for n in range(FOLDERS):
+            fill(stage.dovecot, "big", small(each, 10**7 + n * each), folder=f"f{n}")
+        account = await stage.add("big", "pw")
+        async with stage.host() as host:
+            runner = await ready(stage, host, account, count)
+            with client(stage, "big") as other:
+                other.select_folder("INBOX")
+                other.add_flags([1], [b"\\Flagged"])
+            await measured(runner)  # a runner's first look into a mailbox spot-checks it
+            cost, _ = await measured(runner)
+            report("poll_nothing_new", messages=count, folders=FOLDERS + 1, **cost, target_round_trips=5)
+            with client(stage, "big") as other:
+                other.select_folder("INBOX")
+                other.add_flags([inbox // 2], [b"\\Flagged"])
+                other.delete_messages([inbox // 3])
+                other.expunge()
+            cost, result = await measured(runner)
+            assert (result.flags, result.removed) == (1, 1), result
+            report(
+                "expunge_and_flag_with_qresync",
+                messages=count,
+                **cost,
+                target_commands=5,
+                target_bytes_received=4096,
+            )
+            runner.set_tier("hot", "session")
+            while not runner.watching:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0)  # IDLE begun, nothing else on its way
+            shard = host.shard(stage_partition(stage, account))
+            assert shard is not None
+            assert shard.log is not None
+            total, batches = await arrival_bytes(stage, runner, shard.log, "big")
+            report("hot_arrival_bytes_to_kafka", messages=count, bytes=total, batches=batches, target_bytes=24 * 1024)
+
+
+def stage_partition(stage: Bench, account: str) -> int:
+    """The account's partition."""
+    return partition_for(account, stage.settings.PARTITIONS)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))
