@@ -51,7 +51,7 @@ class Jobs:
 
     async def create_topics(self) -> None:
         names = {self.settings.topic(name) for name in USED}
-        names |= {f"{self.settings.topic(name)}.dlq" for name in (topics.JOBS, topics.COMMANDS)}
+        names |= {self.settings.topic(spec.name) for spec in topics.TOPICS if spec.name.endswith(".dlq")}
         async with TopicAdmin.connected(self.settings) as admin:
             await admin.create([wanted for wanted in wanted_topics(self.settings) if wanted.name in names])
 
