@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from aiokafka.errors import KafkaError
+
 from streams.local.ports import HOST
 from tests.rig.fleet import Fleet, running_fleet
 from tests.rig.letters import drawn
@@ -246,6 +248,6 @@ async def _settled(fleet: Fleet, talk: Talk) -> list[Finding]:
     ):
         try:
             await fleet.eventually(ask, lambda left: not left, within_s=90, what=what)
-        except AssertionError as error:
+        except (AssertionError, KafkaError) as error:
             wrong.append(Finding(rule, expected=what, got=str(error)[:1500]))
     return wrong

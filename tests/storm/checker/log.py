@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 
 _SILENCE_S: Final = 60.0
 """A broker that sends nothing for so long while records are owed is a failure of the set-up, not a finding."""
@@ -67,17 +68,33 @@ class Kafka:
         return f"{self.prefix}{name}"
 
 
+_ATTEMPTS: Final = 5
+_PARTITIONS: dict[tuple[str, str], list[int]] = {}
+"""Known numbers of partitions, by broker and topic: they never change while a topic lives."""
+
+
 async def partitions_of(kafka: Kafka, name: str) -> list[int]:
     """Numbers of a topic's partitions, as the broker says; empty for a topic that does not exist."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-    await admin.start()
-    try:
-        described = await admin.describe_topics([kafka.topic(name)])
-    finally:
-        await admin.close()
-    return sorted(
-        number["partition"] for topic in described if not topic["error_code"] for number in topic["partitions"]
-    )
+    topic = kafka.topic(name)
+    if known := _PARTITIONS.get((kafka.bootstrap, topic)):
+        return known
+    for attempt in range(_ATTEMPTS):
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        try:
+            await admin.start()
+            described = await admin.describe_topics([topic])
+            break
+        except KafkaError:
+            # A broker that has just come back may need a moment to say anything.
+            if attempt == _ATTEMPTS - 1:
+                raise
+            await asyncio.sleep(2.0)
+        finally:
+            await admin.close()
+    numbers = sorted(n["partition"] for each in described if not each["error_code"] for n in each["partitions"])
+    if numbers:
+        _PARTITIONS[kafka.bootstrap, topic] = numbers
+    return numbers
 
 
 async def read_raw(kafka: Kafka, name: str, *, committed: bool = True) -> AsyncIterator[Raw]:
