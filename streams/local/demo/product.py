@@ -16,7 +16,7 @@ from streams.local.process import ChildProcess
 
 COMMAND_DEADLINE_S = 180.0  # 2 s on an idle machine
 READY_DEADLINE_S = 180.0
-STOP_GRACE_S = 35.0
+STOP_GRACE_S = 50.0  # the longest its drain may take with a grace of 5 s
 PROBE_TIMEOUT_S = 2.0
 
 FAUST = (sys.executable, "-m", "faust", "-A", "streams")
