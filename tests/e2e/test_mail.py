@@ -9,49 +9,11 @@ from typing import Final
 from streams.local.dovecot import Dovecot, DovecotOptions
 from tests.e2e.conftest import AddAccount, NewFleet, PrivateDovecot
 from tests.e2e.sessions import sessions
-from tests.rig.letters import ODD, odd, ordinary
-from tests.rig.mailer import Mailer
+from tests.rig.letters import ordinary
+from tests.rig.routine import before, everywhere, later, while_running
 
 AGES: Final = {"hot": timedelta(0), "warm": timedelta(days=3), "cold": timedelta(days=30)}
 """With TIER_HOT_ACTIVITY_H 24 and TIER_COLD_AFTER_D 14 the age of the newest mail decides the tier (S13)."""
-
-
-def before(mailer: Mailer) -> None:
-    """Mail that is there when the account is first seen."""
-    mailer.append_many("INBOX", [ordinary(number) for number in range(20)])
-    mailer.append_many("INBOX", [odd(kind, number) for number, kind in enumerate(ODD)])
-    mailer.create("Arbeit/Täglich")
-    mailer.append_many("Arbeit/Täglich", [ordinary(number) for number in range(100, 105)])
-    mailer.flag("INBOX", [1, 2, 3], add=["\\Seen"])
-    mailer.flag("INBOX", [2], add=["$Work", "\\Flagged"])
-
-
-def while_running(mailer: Mailer) -> None:
-    """One of everything."""
-    letters = [ordinary(number) for number in range(200, 206)]
-    for number, letter in enumerate(letters):
-        mailer.append("INBOX", letter, flags=["\\Seen"] if number % 2 else [])
-    mailer.append("INBOX", letters[0])  # the same message twice in a folder is two places
-    mailer.flag("INBOX", [4, 5, 6], add=["\\Answered", "$Later"])
-    mailer.flag("INBOX", [2], remove=["$Work"])
-    mailer.expunge("INBOX", [7, 8])
-    mailer.copy("INBOX", [9, 10], "Arbeit/Täglich")
-    mailer.move("INBOX", [11, 12, 13], "Archive")
-    mailer.create("Neu & alt")
-    mailer.append("Neu & alt", ordinary(300))
-    mailer.subscribe("Neu & alt", True)
-
-
-def later(mailer: Mailer) -> None:
-    """Folders go and change their names."""
-    mailer.rename("Arbeit", "Work")
-    mailer.delete("Neu & alt")
-    mailer.move("Archive", mailer.uids("Archive")[:1], "INBOX")
-    mailer.flag("Work/Täglich", [1], add=["\\Seen"])
-
-
-async def everywhere(step: object, mailers: list[Mailer]) -> None:
-    await asyncio.gather(*(asyncio.to_thread(step, mailer) for mailer in mailers))  # type: ignore[arg-type]
 
 
 async def test_s10_s17_every_change_in_every_tier_on_every_server(

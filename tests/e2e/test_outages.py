@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-
 from streams.local.dovecot import Dovecot, DovecotOptions
 from streams.local.kafka import Kafka
 from streams.local.postgres import Postgres
@@ -15,6 +12,7 @@ from tests.e2e.test_ownership import a_backfill, in_the_middle
 from tests.rig.fleet import Fleet
 from tests.rig.letters import ordinary
 from tests.rig.mailer import Mailer
+from tests.rig.outages import largest_batch
 
 OUTAGE_S = 20.0
 
@@ -76,19 +74,6 @@ async def test_producer_errors_in_a_backfill_time_out_and_record_too_large(
     seen = await fleet.at_rest(within_s=150)
     assert len([e for e in seen.events if e.kind == "message.added"]) == 3000 + 1 + 1
     assert len({e.writer for e in seen.events if e.account == account} - fences) >= 1, "a new fence after the refusal"
-
-
-async def largest_batch(fleet: Fleet, size: int) -> None:
-    """Set `max.message.bytes` of the log."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=fleet.kafka.bootstrap)
-    await admin.start()
-    try:
-        topic = fleet.kafka.topic("mailbox.changes")
-        await admin.alter_configs(
-            [ConfigResource(ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(size)})]
-        )
-    finally:
-        await admin.close()
 
 
 async def test_postgres_down_stops_no_running_account(
