@@ -54,6 +54,8 @@ log = structlog.get_logger(__name__)
 BEGIN_DELAY_S: Final = 0.01
 """What is over sooner is written as one entry, beginning and conclusion, which costs half. Nobody notices the delay."""
 
+POISON_LOG_S: Final = 5.0
+
 SLOW_S: Final = 1.0
 """Commands that took longer than this, or failed, are worth a line in the log each."""
 
@@ -257,6 +259,7 @@ class Engine:
         self._beginning: list[_Work] = []
         self._due: list[_Work] = []
         self._looking = False
+        self._poison_logged: dict[str, tuple[float, int]] = {}  # by reason: when, and how many since
         self._changes = asyncio.Event()
 
     # --- lanes -----------------------------------------------------------------------------------------------------
@@ -435,10 +438,7 @@ class Engine:
             read = read_envelope(delivery, self._partitions)
         except PoisonRecord as poison:
             self.observer.poison(topic, poison.reason)
-            log.warning(
-                "record is no command",
-                topic=topic, partition=delivery.partition, offset=delivery.offset, reason=poison.reason,
-            )  # fmt: skip
+            self._log_poison(topic, delivery, poison)
             letter = publishing.dead_letter(topic, delivery, poison.reason, str(poison))
             session.submit(Entry((letter,), position=session.acks.finish(delivery.offset)))
             return
@@ -452,6 +452,22 @@ class Engine:
                 self._queues.put(account, _Work(session, delivery, read, account))
             case _:
                 assert_never(read)
+
+    def _log_poison(self, topic: str, delivery: Delivery, poison: PoisonRecord) -> None:
+        """One line for the first of each reason, then one a while: a broken producer sends thousands."""
+        logged_at, left_out = self._poison_logged.get(poison.reason, (-POISON_LOG_S, 0))
+        if self._clock() - logged_at < POISON_LOG_S:
+            self._poison_logged[poison.reason] = (logged_at, left_out + 1)
+            return
+        self._poison_logged[poison.reason] = (self._clock(), 0)
+        log.warning(
+            "record is no command",
+            topic=topic,
+            partition=delivery.partition,
+            offset=delivery.offset,
+            reason=poison.reason,
+            more_before=left_out,
+        )
 
     def _pump(self) -> None:
         """Start what may be started."""
