@@ -35,8 +35,8 @@ from tests.storm.checker.truth import Seen, World, check, read_servers
 
 T = TypeVar("T")
 
-COMMAND_S: Final = 60.0
-REST_S: Final = 90.0
+COMMAND_S: Final = 180.0
+REST_S: Final = 120.0
 
 QUICK: Final[Mapping[str, str]] = {
     "PARTITIONS": "4",

@@ -73,7 +73,7 @@ class Worker:
             )
         _living.add(self)
 
-    async def ready(self, *, within_s: float = 60.0) -> None:
+    async def ready(self, *, within_s: float = 120.0) -> None:
         """Wait until `/ready` answers 200. Fails with the end of its log."""
         await self._until(lambda: self.probe("/ready")[0] == 200, within_s, "is not ready")
 
