@@ -70,7 +70,7 @@ storm-selftest: $(STAMP) dovecot cyrus ## proof that the checker of `storm` find
 	$(BIN)/python -m tests.storm --selftest $(STORM_ARGS)
 
 soak: $(STAMP) dovecot ## the worker for long, with memory and sockets watched
-	$(BIN)/python -m tests.soak $(SOAK_ARGS)
+	$(BIN)/python -m tests.storm.soak
 
 fuzz: $(STAMP) ## coverage-guided fuzzing of parsers (FUZZ_SECONDS=60), and their property tests with many more examples
 	$(BIN)/python -m pip install --quiet atheris

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import shutil
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.storm.storm import Options, Outcome, storm
@@ -31,11 +33,14 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the logs of storms that were true, too")
     parser.add_argument("--selftest", action="store_true")
     parser.add_argument("--only", default=os.environ.get("ONLY"), help="one sabotage of the self-test")
+    parser.add_argument("--flood", type=int, metavar="RECORDS", help="bad input instead of a storm")
     options = parser.parse_args()
     if options.selftest:
         from tests.storm.selftest import selftest
 
         return asyncio.run(selftest(only=options.only, seed=options.seed))
+    if options.flood:
+        return asyncio.run(_flood(options.flood, options.seed))
     # Brokers that come and go are what this is about; clients that say so would hide the report.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     failed: list[int] = []
@@ -52,6 +57,28 @@ def main() -> int:
     if options.seeds > 1:
         print(f"{options.seeds - len(failed)} of {options.seeds} storms were true; failed seeds: {failed or 'none'}")
     return 1 if failed else 0
+
+
+async def _flood(number: int, seed: int) -> int:
+    from tests.rig.fleet import running_fleet
+    from tests.storm.flood import flood
+    from tests.storm.services import StormServices
+
+    with tempfile.TemporaryDirectory(prefix="ms-flood-") as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        async with (
+            StormServices(directory, ["one"]) as services,
+            running_fleet(
+                directory, bootstrap=services.kafka.bootstrap, prefix="flood.", dsn=services.postgres.dsn(), seed=seed
+            ) as fleet,
+        ):
+            for kind, server in services.mail.items():
+                server.add_user(f"flood-{kind}", f"pw-flood-{kind}-{seed}")
+                await fleet.add(f"flood-{kind}", f"pw-flood-{kind}-{seed}", server.host, server.port)
+            await fleet.ready_worker("one")
+            print(json.dumps({"flood": number, **asdict(await flood(fleet, number, seed=seed, within_s=900))}))
+    return 0
 
 
 def run(options: Options, *, keep: bool = False) -> bool:
