@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import MessageSizeTooLargeError
 
 from streams.agents.ports import Outbox, Outgoing
 
@@ -95,7 +95,11 @@ class Deliveries:
                         break
                 except MessageSizeTooLargeError:
                     record = _cut(record)
-                except KafkaError as error:
+                except asyncio.CancelledError:
+                    # A producer that stops cancels what it has not sent; that is no cancellation of this task.
+                    if not (isinstance(delivery, asyncio.Future) and delivery.cancelled()):
+                        raise
+                except Exception as error:
                     _LOGGER.warning("sending to %s failed, trying again: %r", record.topic, error)
                 if not event.ours():
                     return False
@@ -110,7 +114,8 @@ class Deliveries:
             return await self._outbox.send(record)
         except MessageSizeTooLargeError:
             return await self._send(_cut(record))
-        except KafkaError as error:
+        except Exception as error:
+            # Nothing may escape an agent, and a producer that is being stopped has errors of its own.
             _LOGGER.warning("the producer does not take a record for %s: %r", record.topic, error)
             return None
 

@@ -74,12 +74,24 @@ async def test_the_window_bounds_what_is_under_way() -> None:
         await third
 
 
-async def test_a_record_that_kafka_does_not_take_is_sent_until_it_does() -> None:
-    outbox = FakeOutbox(refuse=[KafkaTimeoutError()], fail=[KafkaTimeoutError(), KafkaTimeoutError()])
+@pytest.mark.parametrize("error", [KafkaTimeoutError, RuntimeError])
+async def test_a_record_that_kafka_does_not_take_is_sent_until_it_does(error: type[Exception]) -> None:
+    outbox = FakeOutbox(refuse=[error()], fail=[error(), error()])
     async with running(outbox) as (deliveries, acknowledged):
         await deliveries.put([record("a"), record("b")], lambda: acknowledged.append(1), lambda: True)
         await until(lambda: acknowledged)
         assert sorted(r.topic for r in outbox.sent) == ["a", "b"]
+
+
+async def test_a_delivery_that_a_stopping_producer_cancels_is_sent_again() -> None:
+    outbox = FakeOutbox(hold=asyncio.get_running_loop().create_future())
+    async with running(outbox) as (deliveries, acknowledged):
+        await deliveries.put([record("a")], lambda: acknowledged.append(1), lambda: True)
+        hold, outbox.hold = outbox.hold, None
+        assert hold is not None
+        hold.cancel()
+        await until(lambda: acknowledged)
+    assert [r.topic for r in outbox.sent] == ["a", "a"]
 
 
 async def test_an_event_of_somebody_else_by_now_is_not_acknowledged_and_holds_up_nothing() -> None:
