@@ -53,9 +53,11 @@ _TUNING = {
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
-    # A broker that was killed is fenced until its old session ends; 9 s by default.
-    "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "500",
+    # A broker that was killed may come back when its old session has ended, hence less than the usual 9 s. Not much
+    # less: on a machine with too much to do, one that is not heard in time loses its place and every group its
+    # coordinator.
+    "broker.session.timeout.ms": "6000",
+    "broker.heartbeat.interval.ms": "1000",
     # Hundreds of small partitions on one disk: indexes are preallocated, and the cleaner's buffer is heap.
     "log.index.size.max.bytes": str(1024 * 1024),
     "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
