@@ -15,8 +15,11 @@ from streams.contracts import mailbox as events
 from streams.errors import HostBusy, MailboxError, RetryLater
 from streams.imap.session import ImapSession
 from streams.settings import Settings
+from streams.sync.comparing import SEARCH_WINDOW, since_criterion
+from streams.sync.context import Memory
+from streams.sync.epochs import utc
 from streams.sync.moves import HeldRemovals
-from streams.sync.passes import SEARCH_WINDOW, AccountPass, Memory, since_criterion, utc
+from streams.sync.passes import AccountPass
 from streams.sync.state import AccountState, MailboxState
 
 WINDOW_TARGET_S = 1.0

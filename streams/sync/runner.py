@@ -49,8 +49,9 @@ from streams.observer import RuntimeObserver
 from streams.settings import Settings
 from streams.sync.backfill import Backfill
 from streams.sync.connections import AccountLink, Connector, NotLive
+from streams.sync.context import Memory
 from streams.sync.log import ShardLog
-from streams.sync.passes import AccountPass, Memory
+from streams.sync.passes import AccountPass
 from streams.sync.reading import Trouble
 from streams.sync.removal import erase
 from streams.sync.state import AccountState

@@ -15,8 +15,9 @@ from imapclient import IMAPClient
 
 from streams.contracts.keys import partition_for
 from streams.imap.session import ImapSession
+from streams.sync.context import PassResult
 from streams.sync.log import Batch, ShardLog
-from streams.sync.passes import AccountPass, PassResult
+from streams.sync.passes import AccountPass
 from streams.sync.runner import AccountRunner
 from streams.sync.state import AccountState
 from tests.bench.stage import Bench, bench, fill, report

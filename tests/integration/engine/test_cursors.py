@@ -630,3 +630,20 @@ async def test_a_mailbox_listed_in_another_epoch_than_it_opens_in(
     told = [event.get("uidvalidity") for event in engine.of("mailbox.discovered") if event["mailbox"] == "Work"]
     assert told == [None if listed == b"0" else 4711]
     assert engine.kinds().count("mailbox.reset") == (0 if listed == b"0" else 1)
+
+@ALL_KINDS
+async def test_new_mail_is_read_in_its_own_mailbox(kind: frozenset[str], account: Account, start: Start) -> None:
+    """INBOX has new mail while another folder is seen for the first time, refused, or reset: nothing is read in the wrong one."""
+    fill(account, 3)
+    account.create("Epoch")
+    fill(account, 6, "Epoch", first=50)
+    engine = await start(kind)
+    await engine.catch_up()
+    fill(account, 2, first=100)
+    account.create("New")
+    fill(account, 8, "New", first=200)
+    account.mailboxes["Epoch"].new_epoch()
+    await engine.look()
+    assert set(engine.fold().by_name()["INBOX"]) == {1, 2, 3, 4, 5}
+    await engine.history()
+    engine.agrees(account)

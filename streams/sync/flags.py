@@ -1,0 +1,131 @@
+"""Flags, and with QRESYNC what vanished: from the cheapest source a server offers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from pyroaring import BitMap
+
+from streams.contracts import mailbox as events
+from streams.domain.mirror import LABEL
+from streams.domain.plan import next_scan_window, uid_set, windows_newest_first
+from streams.imap.errors import CommandRejected
+from streams.imap.session import ImapSession
+from streams.imap.values import FetchedMessage, Selected
+from streams.sync import fetching
+from streams.sync.context import PassContext
+from streams.sync.state import MailboxState, message_text_id
+
+log = logging.getLogger(__name__)
+
+FLAGS_WINDOW = 20_000
+"""UIDs per FETCH when every flag is read."""
+
+
+async def flags_and_vanished(
+    ctx: PassContext, session: ImapSession, box: MailboxState, selected: Selected, *, full: bool
+) -> BitMap:
+    """Publish flag changes of known messages; returns what the server says has vanished (QRESYNC only)."""
+    record = box.record
+    vanished = BitMap()
+    known = box.known()
+    if not known or record.uidnext <= 1:
+        return vanished
+    current = selected.highestmodseq
+    condstore = current is not None and ctx.has_condstore(session)
+    items = fetching.flag_items(session.capabilities)
+    if not condstore:
+        items = [item for item in items if item != b"MODSEQ"]
+    if full or (condstore and record.highestmodseq == 0):
+        # no history to build on, or the server lost it (case 6): read every flag
+        for window in windows_newest_first(known.copy(), FLAGS_WINDOW):
+            await _read_flags(ctx, session, box, uid_set(window), items)
+    elif condstore:
+        if (current or 0) > record.highestmodseq:
+            return (await _changed_since(ctx, session, box, items)) & known
+    else:
+        await _scan_flags(ctx, session, box, items)
+    return vanished
+
+
+async def _changed_since(ctx: PassContext, session: ImapSession, box: MailboxState, items: list[bytes]) -> BitMap:
+    """Flags that changed since the cursor, and with QRESYNC what vanished (RFC 7162, 3.1.4.1 and 3.2.6)."""
+    record = box.record
+    vanished = BitMap()
+    span = f"1:{record.uidnext - 1}"
+    qresync = ctx.has_qresync(session)
+    try:
+        async with contextlib.aclosing(
+            session.uid_fetch(span, items, changed_since=record.highestmodseq, vanished=qresync)
+        ) as chunks:
+            async for chunk in chunks:
+                apply_flags(ctx, box, chunk.messages)
+                vanished |= chunk.vanished
+                await ctx.reader.flush()
+    except CommandRejected as error:
+        # offered, and not understood (case 11): never again with this runner, this time the long way
+        ctx.memory.refused.add("QRESYNC" if qresync else "CONDSTORE")
+        log.warning("mailbox %s: %s; doing without", record.mailbox_id, error)
+        if qresync:
+            return await _changed_since(ctx, session, box, items)
+        await _scan_flags(ctx, session, box, [item for item in items if item != b"MODSEQ"])
+    return vanished
+
+
+async def _read_flags(ctx: PassContext, session: ImapSession, box: MailboxState, uids: str, items: list[bytes]) -> None:
+    async with contextlib.aclosing(session.uid_fetch(uids, items)) as chunks:
+        async for chunk in chunks:
+            apply_flags(ctx, box, chunk.messages)
+            await ctx.reader.flush()
+
+
+async def _scan_flags(ctx: PassContext, session: ImapSession, box: MailboxState, items: list[bytes]) -> None:
+    """Without CONDSTORE: the newest messages each time, the rest in turn within `FLAG_SCAN_S`."""
+    record, settings = box.record, ctx.settings
+    known = box.known()
+    newest = known[max(0, len(known) - settings.FLAG_WINDOW) :]
+    rest = known - newest
+    wanted = newest.copy()
+    if rest:
+        polls = max(1.0, settings.FLAG_SCAN_S / settings.POLL_WARM)
+        size = max(settings.FLAG_WINDOW, int(len(rest) / polls) + 1)
+        window, following = next_scan_window(rest, record.scan_next, size, newest.min() if newest else 1 << 32)
+        wanted |= window
+        if record.scan_next != following:
+            record.scan_next = following
+            box.dirty = True
+    if wanted:
+        await _read_flags(ctx, session, box, uid_set(wanted), items)
+
+
+def apply_flags(ctx: PassContext, box: MailboxState, messages: list[FetchedMessage]) -> None:
+    """Publish differences of flags; unknown UIDs and absent items change nothing."""
+    known = box.known()
+    for message in messages:
+        flags = fetching.flags_of(message)
+        if flags is None or message.uid not in known:
+            continue
+        before = box.flags(message.uid)
+        if message.gm_labels is None:
+            flags |= {f for f in before if f.startswith(LABEL)}
+        if flags == before:
+            continue
+        after = box.set_flags(message.uid, flags)
+        if after == before:
+            continue
+        plain, labels = fetching.split_labels(after, labelled=message.gm_labels is not None)
+        ctx.state.emit(
+            events.MessageFlagsChanged,
+            mailbox_id=box.record.mailbox_id,
+            mailbox=box.record.name,
+            uidvalidity=box.epoch,
+            uid=message.uid,
+            message_id=message_text_id(box.identity(message.uid)),
+            flags=plain,
+            labels=labels,
+            added=tuple(sorted(f for f in after - before if not f.startswith(LABEL))),
+            removed=tuple(sorted(f for f in before - after if not f.startswith(LABEL))),
+            modseq=None if message.modseq is None else str(message.modseq),
+        )
+        ctx.result.flags += 1

@@ -1,0 +1,132 @@
+"""Which mailboxes there are: the list of the server, and what it means for those we know."""
+
+from __future__ import annotations
+
+from streams.contracts import mailbox as events
+from streams.domain.mirror import MailboxRecord
+from streams.domain.plan import ListingPlan, ServerMailbox, attributes_differ, plan_listing
+from streams.errors import MailboxError
+from streams.imap.session import ImapSession
+from streams.imap.values import ListedMailbox, MailboxStatus
+from streams.sync.context import PassContext, remove, remove_previous
+from streams.sync.state import MailboxState
+
+GMAIL = "X-GM-EXT-1"
+_GMAIL_BOXES = frozenset({"\\all", "\\junk", "\\trash"})
+
+
+async def list_server(ctx: PassContext, session: ImapSession) -> tuple[list[ServerMailbox], bool]:
+    answer = await session.list_mailboxes(with_status=True)
+    statuses: dict[bytes, MailboxStatus | MailboxError] = {}
+    asked = [m.wire_name for m in answer.mailboxes if m.selectable and m.status is None]
+    if asked:
+        statuses = await session.statuses(asked)
+    listed = []
+    for m in answer.mailboxes:
+        status = m.status or statuses.get(m.wire_name)
+        listed.append(_server_mailbox(m, status if isinstance(status, MailboxStatus) else None))
+    return listed, answer.unreadable == 0 and bool(answer.mailboxes)
+
+
+def views_among(ctx: PassContext, session: ImapSession, listed: list[ServerMailbox]) -> set[bytes]:
+    """Wire names of mailboxes that only show mail of others: with Gmail all but All Mail, Spam and Trash (case 97)."""
+    if not session.has(GMAIL) or not any(m.special_use == "\\all" and m.selectable for m in listed):
+        return set()
+    return {m.wire_name for m in listed if m.selectable and m.special_use not in _GMAIL_BOXES}
+
+
+async def apply_listing(
+    ctx: PassContext, listed: list[ServerMailbox], complete: bool
+) -> tuple[ListingPlan, list[MailboxState]]:
+    state = ctx.state
+    plan = plan_listing([b.record for b in state.mailboxes.values()], listed, complete=complete)
+    for record, server in plan.same:
+        box = state.mailboxes[record.mailbox_id]
+        if attributes_differ(record, server):
+            _rename(ctx, box, server)
+        elif server.object_id and record.object_id != server.object_id:
+            record.object_id = server.object_id
+            box.dirty = True
+    for record, server in plan.renamed:
+        _rename(ctx, state.mailboxes[record.mailbox_id], server)
+    for server in plan.discovered:
+        box = state.add_mailbox(
+            MailboxRecord(
+                mailbox_id=state.new_mailbox_id(),
+                wire_name=server.wire_name,
+                name=server.name,
+                delimiter=server.delimiter,
+                special_use=server.special_use,
+                selectable=server.selectable,
+                attributes=server.attributes,
+                object_id=server.object_id,
+                # Not 0: a server tells 0 of a mailbox that it will make when it is first opened.
+                uidvalidity=(server.uidvalidity or None) if server.selectable else None,
+            )
+        )
+        plan.same.append((box.record, server))
+        state.emit(
+            events.MailboxDiscovered,
+            mailbox_id=box.record.mailbox_id,
+            mailbox=server.name,
+            wire_name=server.wire_name.decode("ascii", "backslashreplace"),
+            selectable=server.selectable,
+            uidvalidity=box.record.uidvalidity,
+            delimiter=server.delimiter,
+            special_use=server.special_use,
+            attributes=server.attributes,
+        )
+    await ctx.reader.flush()
+    return plan, [state.mailboxes[m.mailbox_id] for m in plan.deleted]
+
+
+def _rename(ctx: PassContext, box: MailboxState, server: ServerMailbox) -> None:
+    record = box.record
+    previous = record.name
+    record.wire_name, record.name, record.delimiter = server.wire_name, server.name, server.delimiter
+    record.special_use, record.attributes = server.special_use, server.attributes
+    record.object_id = server.object_id or record.object_id
+    box.dirty = True
+    ctx.memory.checked.discard(record.mailbox_id)
+    ctx.state.emit(
+        events.MailboxRenamed,
+        mailbox_id=record.mailbox_id,
+        mailbox=server.name,
+        previous=previous,
+        wire_name=server.wire_name.decode("ascii", "backslashreplace"),
+        delimiter=server.delimiter,
+        special_use=server.special_use,
+        selectable=server.selectable,
+    )
+
+
+async def show_views(ctx: PassContext, views: set[bytes]) -> None:
+    """Mailboxes that became views, or ceased to be: a view holds no places of its own."""
+    for box in ctx.state.mailboxes.values():
+        record = box.record
+        view = record.wire_name in views
+        if view == record.view:
+            continue
+        record.view = view
+        box.dirty = True
+        if view and record.visited:
+            await remove_previous(ctx, box)
+            await remove(ctx, box, box.known().copy(), box.epoch)
+            record.quarantined.clear()
+            record.visited, record.backfill_done, record.aside, record.aside_until = False, False, None, None
+
+
+def _server_mailbox(listed: ListedMailbox, status: MailboxStatus | None) -> ServerMailbox:
+    return ServerMailbox(
+        wire_name=listed.wire_name,
+        name=listed.display_name,
+        delimiter=listed.delimiter,
+        special_use=listed.special_use,
+        attributes=tuple(sorted(listed.attributes)),
+        selectable=listed.selectable,
+        object_id=listed.mailbox_id or (status.mailbox_id if status else None),
+        uidvalidity=status.uidvalidity if status else None,
+        uidnext=status.uidnext if status else None,
+        messages=status.messages if status else None,
+        highestmodseq=status.highestmodseq if status else None,
+    )
