@@ -104,9 +104,13 @@ async def test_s8_nothing_of_a_removed_account_stays_and_it_may_come_back(
     partition = plane.partition(account)
     host.account_changed(partition, await said(plane, account, "deleted"))
     await eventually(lambda: projected.empty(account), what="removal")
-    await reader.read()
+
+    async def nothing_left() -> bool:
+        await reader.read()
+        return not reader.folds[account].names
+
+    await eventually(nothing_left, what="the log's reader is where the projection is")
     fold = reader.folds[account]
-    assert fold.names == {}
     assert fold.places == {}
     assert await projected.sequence(account) == fold.sequence
     shard = host.shard(partition)
