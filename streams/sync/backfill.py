@@ -1,7 +1,8 @@
 """History, newest first: one window at a time, so that live mail never waits for more than one.
 
-The state is the mailbox's own: `floor` falls over UIDs whose events are committed. A window that was interrupted is found again by set
-difference, since what was already published is known. After a reset the same walk pairs old places with new ones.
+The state is the mailbox's own: `floor` falls over UIDs whose events are committed. A window that was interrupted is
+found again by set difference, since what was already published is known. After a reset the same walk pairs old places
+with new ones.
 """
 
 from __future__ import annotations

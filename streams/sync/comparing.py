@@ -26,7 +26,8 @@ async def compare(
 ) -> tuple[BitMap, BitMap] | None:
     """Set difference of the region against a complete answer: (vanished, missing). None when nothing may be concluded.
 
-    Removals are believed when the search and the count of messages (with `fresh` new ones) agree, or FETCH confirms them.
+    Removals are believed when the search and the count of messages (with `fresh` new ones) agree, or FETCH confirms
+    them.
     """
     record = box.record
     vanished, missing = BitMap(), BitMap()
@@ -77,6 +78,8 @@ async def _still_there(ctx: PassContext, session: ImapSession, box: MailboxState
 
 
 def since_criterion(timestamp: float) -> str:
-    """SEARCH key for messages not older than a time; SINCE knows whole days only (RFC 9051, 6.4.4), so a day is added."""
+    """SEARCH key for messages not older than a time; SINCE knows whole days only (RFC 9051, 6.4.4), so a day is
+    added.
+    """
     day = datetime.fromtimestamp(timestamp, UTC) - timedelta(days=1)
     return f"SINCE {day.day}-{_MONTHS[day.month - 1]}-{day.year}"

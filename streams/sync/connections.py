@@ -1,7 +1,7 @@
 """IMAP sessions for accounts: address and credentials from the directory, logins through the host's gate.
 
-What was read of an account is kept (credentials encrypted), so that PostgreSQL being down stops no running account. A refused
-login reads it again once, in case new credentials were stored meanwhile.
+What was read of an account is kept (credentials encrypted), so that PostgreSQL being down stops no running account. A
+refused login reads it again once, in case new credentials were stored meanwhile.
 """
 
 from __future__ import annotations

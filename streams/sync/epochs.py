@@ -1,4 +1,6 @@
-"""The life of a mailbox's numbering: first sight, a new UIDVALIDITY, UIDs that mean other messages; and how far history reaches."""
+"""The life of a mailbox's numbering: first sight, a new UIDVALIDITY, UIDs that mean other messages; and how far
+history reaches.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ async def first_visit(ctx: PassContext, session: ImapSession, box: MailboxState,
 
 
 async def reset(ctx: PassContext, session: ImapSession, box: MailboxState, selected: Selected, reason: str) -> None:
-    """A new epoch (RFC 9051, 2.3.1.1): nothing of the old one may be believed; its places are paired or removed later."""
+    """A new epoch (RFC 9051, 2.3.1.1): nothing of the old one may be believed; its places are paired or removed
+    later.
+    """
     record = box.record
     if record.unstable >= UNSTABLE_LIMIT and record.aside is None:
         raise MailboxUnusable("its UIDVALIDITY does not hold still", code="uidvalidity_unstable")
@@ -134,7 +138,9 @@ async def _spot_check(ctx: PassContext, session: ImapSession, box: MailboxState,
 
 
 def extend_history(ctx: PassContext) -> None:
-    """`SYNC_SINCE` reaches further back than the limit in force: the history is walked again. A shorter one changes nothing."""
+    """`SYNC_SINCE` reaches further back than the limit in force: the history is walked again. A shorter one changes
+    nothing.
+    """
     wanted = _since(ctx)
     for box in ctx.state.mailboxes.values():
         record = box.record

@@ -1,6 +1,7 @@
 """What is asked of the server about a message, and what of the answer goes into `message.added`.
 
-A missing item is not an empty one: a message whose answer lacks what was asked for is reported as incomplete, never published.
+A missing item is not an empty one: a message whose answer lacks what was asked for is reported as incomplete, never
+published.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def flags_of(message: FetchedMessage) -> frozenset[str] | None:
 
 
 def split_labels(flags: frozenset[str], *, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Flags and labels as events show them; labels None where the server told none (`labelled` False) and none are known."""
+    """Flags and labels as events show them; labels None where the server told none (`labelled` False) and none are
+    known.
+    """
     plain = tuple(sorted(f for f in flags if not f.startswith(LABEL)))
     labels = tuple(sorted(f[len(LABEL) :] for f in flags if f.startswith(LABEL)))
     return plain, labels if labels or labelled else None
@@ -81,7 +84,9 @@ class ReadHeaders(NamedTuple):
 
 
 async def read_headers(message: FetchedMessage) -> ReadHeaders:
-    """Parse the header block; a large one in a thread, since whoever wrote it decides how long that takes (cases 94, 95)."""
+    """Parse the header block; a large one in a thread, since whoever wrote it decides how long that takes (cases 94,
+    95).
+    """
     raw = message.sections.get(_HEADER_SECTION, b"")
     if len(raw) > LOOP_FRIENDLY_BYTES:
         return await asyncio.to_thread(_read_headers, raw)

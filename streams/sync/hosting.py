@@ -1,7 +1,8 @@
 """The shards and runners of this worker: what the control plane tells becomes shards, runners and tiers.
 
-Invariants: an account has at most one runner here, and only while its shard is assigned and the account is live; a rebalance
-that leaves a partition leaves its shard, its runners and their connections untouched; what cannot be served is counted and shown.
+Invariants: an account has at most one runner here, and only while its shard is assigned and the account is live; a
+rebalance that leaves a partition leaves its shard, its runners and their connections untouched; what cannot be served
+is counted and shown.
 """
 
 from __future__ import annotations
@@ -331,7 +332,9 @@ class Host:
         return self._membership
 
     async def _shard_running(self, shard: Shard) -> None:
-        """Load the accounts of the partition, then give them runners. After a lost producer the runners are there already."""
+        """Load the accounts of the partition, then give them runners. After a lost producer the runners are there
+        already.
+        """
         partition = shard.partition
         current = shard.log
         if self.commands is not None and current is not None:
@@ -475,8 +478,8 @@ class Host:
     async def _finish_removals(self, shard: Shard, deleted: list[str], heard_of: set[str]) -> None:
         """Removals that an earlier owner did not end, and those of which nothing but the mail is left.
 
-        An account that nobody speaks of any more (a tombstone made it forgotten) is removed only when the database has no such
-        account either: one empty table must not cost all mail.
+        An account that nobody speaks of any more (a tombstone made it forgotten) is removed only when the database
+        has no such account either: one empty table must not cost all mail.
         """
         partition = shard.partition
         for account_id in deleted:

@@ -2,12 +2,13 @@
 
 Invariants:
 
-* every batch goes out in one transaction together with the mirror records it leads to (design rule: the mirror never says more
-  than the log holds);
+* every batch goes out in one transaction together with the mirror records it leads to (design rule: the mirror never
+says more than the log holds);
 * a transaction is committed only after every send has succeeded: aiokafka would commit one whose batch failed;
-* after any failure, time-out or cancellation the producer is thrown away with everything that was not acknowledged; the owner
-  opens a new `ShardLog`, which fences again and reads the tail of the mirror;
-* `read` and `scan` see what was submitted, committed or not; a failure makes all of it vanish together with this object.
+* after any failure, time-out or cancellation the producer is thrown away with everything that was not acknowledged;
+the owner opens a new `ShardLog`, which fences again and reads the tail of the mirror;
+* `read` and `scan` see what was submitted, committed or not; a failure makes all of it vanish together with this
+object.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Batch:
 
 
 class ShardLog:
-    """The log of one partition while this worker holds it. One use: `fence`, `restore`, then `submit` until `lost` or `close`."""
+    """The log of one partition while this worker holds it. One use: `fence`, `restore`, then `submit` until `lost` or
+    `close`.
+    """
 
     def __init__(
         self, partition: int, *, settings: Settings, store: MirrorStore, observer: RuntimeObserver, worker: str

@@ -1,7 +1,7 @@
 """What the owner of an account can be asked: look now, compare anew, fetch older history, verify.
 
-Each runs with a connection of its own beside the runner's and under the account's lock, so that a command and the schedule never
-work on half a state. Results count the events that the work led to.
+Each runs with a connection of its own beside the runner's and under the account's lock, so that a command and the
+schedule never work on half a state. Results count the events that the work led to.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class Operations:
         return await self._look(account_id, args, progress, full=False)
 
     async def resync(self, account_id: str, args: MailboxArgs, progress: Reporter) -> Mapping[str, Any]:
-        """Compare everything anew: every flag and every UID, with the mirror as baseline and nothing else of it trusted."""
+        """Compare everything anew: every flag and every UID, with the mirror as baseline and nothing else of it
+        trusted.
+        """
         return await self._look(account_id, args, progress, full=True)
 
     async def _look(self, account_id: str, args: MailboxArgs, progress: Reporter, *, full: bool) -> Mapping[str, Any]:
@@ -194,7 +196,9 @@ class Operations:
         return {"messages_added": added, "mailboxes": len(before)}
 
     async def verify(self, account_id: str, args: VerifyArgs, progress: Reporter) -> Mapping[str, Any]:
-        """Compare server, mirror and database (`deep`: and the log). Differences are looked at again; changes nothing."""
+        """Compare server, mirror and database (`deep`: and the log). Differences are looked at again; changes
+        nothing.
+        """
         runner = self._runner(account_id)
         progress(0.02, message="connecting")
         shard_log = await runner.shard.running()

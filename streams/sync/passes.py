@@ -1,8 +1,9 @@
 """One look at an account: which mailboxes are there, which of them moved, and what happened in those.
 
-Order matters. First every mailbox that moved is opened and asked for flags, removals and new UIDs; removals are held. Then new
-messages are read, so that a message that vanished here and appeared there becomes one `message.moved`. What is left of the removals
-is published last, and with it each mailbox's cursor advances: uidnext and modification sequence together, never before the events.
+Order matters. First every mailbox that moved is opened and asked for flags, removals and new UIDs; removals are held.
+Then new messages are read, so that a message that vanished here and appeared there becomes one `message.moved`. What
+is left of the removals is published last, and with it each mailbox's cursor advances: uidnext and modification
+sequence together, never before the events.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class AccountPass:
     async def run(
         self, session: ImapSession, *, full: bool = False, only: str | None = None, always: bytes | None = None
     ) -> PassResult:
-        """Look at the whole account (or the mailbox with id `only`); `full` distrusts counts and modification sequences.
+        """Look at the whole account (or the mailbox with id `only`); `full` distrusts counts and modification
+        sequences.
 
         `always` names a mailbox to open whether it moved or not.
         """

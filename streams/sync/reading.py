@@ -1,8 +1,9 @@
 """Fetching messages into the log: windows, chunks, what cannot be read.
 
-One FETCH asks for a window; its answer is streamed in chunks, each chunk is one batch with its mirror records. A window that the
-server refuses is halved until the message at fault stands alone. One that ends the connection makes its first unanswered message a
-suspect, which is asked for alone and last. A message that fails alone is set aside with its reason, and the others go on.
+One FETCH asks for a window; its answer is streamed in chunks, each chunk is one batch with its mirror records. A
+window that the server refuses is halved until the message at fault stands alone. One that ends the connection makes
+its first unanswered message a suspect, which is asked for alone and last. A message that fails alone is set aside
+with its reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -250,7 +251,9 @@ class Reader:
                 raise refusal
 
     def _remember_failure(self, box: MailboxState, uids: BitMap | int, done: BitMap, error: Exception) -> None:
-        """The connection ended while a window was read. Servers answer in ascending order: the first one missing is suspected."""
+        """The connection ended while a window was read. Servers answer in ascending order: the first one missing is
+        suspected.
+        """
         suspects = self._trouble.suspects
         self._trouble.shrink()
         if isinstance(uids, int):

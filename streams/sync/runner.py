@@ -1,11 +1,11 @@
 """One account's runner: keeps the account in sync in the shape that its tier asks for.
 
-Two loops share the account's state under one lock. The *poller* looks at all mailboxes when a poll is due, then reads history until the
-next one. The *watcher* holds an IDLE connection on INBOX while the account is hot. A pass, or a window of history, holds the lock;
-everything in between sees whole events only.
+Two loops share the account's state under one lock. The *poller* looks at all mailboxes when a poll is due, then reads
+history until the next one. The *watcher* holds an IDLE connection on INBOX while the account is hot. A pass, or a
+window of history, holds the lock; everything in between sees whole events only.
 
-Invariant: a runner never concludes anything from a failure; it keeps the cursor and tries again on its schedule (row S16). Its sessions
-belong to it, not to the log: a lost log is read again while the connections stay.
+Invariant: a runner never concludes anything from a failure; it keeps the cursor and tries again on its schedule (row
+S16). Its sessions belong to it, not to the log: a lost log is read again while the connections stay.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ class AccountRunner:
         self._task = asyncio.create_task(self._run(), name=f"runner-{self.account_id}")
 
     def _guard_against_crash_loop(self, record: mirror.AccountRecord) -> None:
-        """An account during whose work the process died again and again has to wait, so that the others get their turn."""
+        """An account during whose work the process died again and again has to wait, so that the others get their
+        turn.
+        """
         count = record.unfinished
         if count < CRASH_LOOP_AFTER:
             return
@@ -385,7 +387,8 @@ class AccountRunner:
                 return
 
     def _throttled(self, session: ImapSession) -> bool:
-        """Whether the server asked for less (case 76): then logins to it wait, and history is read by single windows."""
+        """Whether the server asked for less (case 76): then logins to it wait, and history is read by single windows.
+        """
         if not session.take_changes().throttled:
             return False
         connection = self._link.connection
@@ -451,7 +454,8 @@ class AccountRunner:
         return False
 
     async def _begin_work(self, shard_log: ShardLog, what: str) -> None:
-        """Leave a mark that this process has begun; who finds it knows that the process did not live to take it away."""
+        """Leave a mark that this process has begun; who finds it knows that the process did not live to take it away.
+        """
         if what in self._begun:
             return
         self._begun.add(what)
@@ -524,12 +528,16 @@ class AccountRunner:
                 self._watch_session = None
 
     async def _next_log(self) -> ShardLog:
-        """The log was lost: drop what was in memory, wait for the shard's next one. Raises `ShardError` when there is none."""
+        """The log was lost: drop what was in memory, wait for the shard's next one. Raises `ShardError` when there is
+        none.
+        """
         self._state = None
         return await self.shard.running()
 
     async def _watch(self, shard_log: ShardLog, session: ImapSession) -> None:
-        """IDLE on INBOX. Nothing falls between: INBOX is looked at after it was opened, and what came meanwhile waits."""
+        """IDLE on INBOX. Nothing falls between: INBOX is looked at after it was opened, and what came meanwhile
+        waits.
+        """
         await self._begin_work(shard_log, "watch")
         while self._wants_watch():
             async with self._lock:
@@ -761,7 +769,9 @@ class AccountRunner:
         )
 
     async def _failed(self, shard_log: ShardLog, error: MailstreamsError, *, failures: int | None = None) -> float:
-        """Classify a failure, tell the status, return the seconds to wait. Ends the account when it is refused for good."""
+        """Classify a failure, tell the status, return the seconds to wait. Ends the account when it is refused for
+        good.
+        """
         settings = self._settings
         wait = self._fail(error.code, str(error))
         if failures is not None:
@@ -792,7 +802,9 @@ class AccountRunner:
         return wait
 
     async def _give_up(self, state: AccountState, error: MailstreamsError) -> None:
-        """Credentials refused for good: `error` in PostgreSQL unless the account changed meanwhile, then the event (S9)."""
+        """Credentials refused for good: `error` in PostgreSQL unless the account changed meanwhile, then the event
+        (S9).
+        """
         connection = self._link.connection
         if connection is None:
             return

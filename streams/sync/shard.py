@@ -1,7 +1,7 @@
 """One shard on this worker: performs what `streams.domain.ownership` decides for its partition.
 
-A single task takes events one after the other, so that a fence, a proof and a restore never overlap. Runners ask for the log with
-`running`, and wait while there is none; their connections stay through a lost producer.
+A single task takes events one after the other, so that a fence, a proof and a restore never overlap. Runners ask for
+the log with `running`, and wait while there is none; their connections stay through a lost producer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Membership(Protocol):
     """Our place in the group, as of one assignment."""
 
     async def prove(self) -> None:
-        """Commit an offset in the generation of the assignment. Raises `MembershipLost`, or `RetryLater` without an answer."""
+        """Commit an offset in the generation of the assignment. Raises `MembershipLost`, or `RetryLater` without an
+        answer.
+        """
         ...
 
 

@@ -1,7 +1,8 @@
 """An account as its runner sees it: mirror records in working form, and the events that changing them leads to.
 
-Every change is made here first, as an event with the next sequence number and the mirror records after it; `flush` hands both to the
-shard's log as one batch. Nothing is taken back: if the log is lost, the whole object is dropped and read anew.
+Every change is made here first, as an event with the next sequence number and the mirror records after it; `flush`
+hands both to the shard's log as one batch. Nothing is taken back: if the log is lost, the whole object is dropped and
+read anew.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class MailboxState:
         return self.record.selectable and not self.record.view
 
     def known(self, uidvalidity: int | None = None) -> BitMap:
-        """UIDs known in an epoch (the current one by default). Read only. Raises `MirrorDamaged` when a segment is missing."""
+        """UIDs known in an epoch (the current one by default). Read only. Raises `MirrorDamaged` when a segment is
+        missing.
+        """
         epoch = self.epoch if uidvalidity is None else uidvalidity
         found = self._known.get(epoch)
         if found is None:
@@ -219,7 +222,8 @@ class AccountState:
             self.mailboxes[found.mailbox_id] = MailboxState(account_id, found, log)
         if len(self.mailboxes) != self.record.mailboxes:
             raise MirrorDamaged(
-                f"account {account_id}: {self.record.mailboxes} mailboxes are recorded, {len(self.mailboxes)} were found"
+                f"account {account_id}: {self.record.mailboxes} mailboxes are recorded, "
+                f"{len(self.mailboxes)} were found"
             )
         self._deleted: list[MailboxState] = []
 

@@ -1,8 +1,9 @@
 """Where restored mirrors lie on this machine, so that memory does not grow with the mail.
 
-One RocksDB for the worker, a key prefix for each partition. It is a cache of `mailbox.mirror` and nothing else: it is emptied when
-the process starts, and it holds a record only after the transaction with that record was committed. With the records lies the
-offset up to which the partition was read, so that a shard which must start over reads only the tail.
+One RocksDB for the worker, a key prefix for each partition. It is a cache of `mailbox.mirror` and nothing else: it is
+emptied when the process starts, and it holds a record only after the transaction with that record was committed. With
+the records lies the offset up to which the partition was read, so that a shard which must start over reads only the
+tail.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ def fill(account: Account, count: int, box: str = "INBOX", *, first: int = 1) ->
 
 
 async def test_case_1_modseq_does_not_pass_a_message_that_was_not_read(account: Account, start: Start) -> None:
-    """The pass that learns of modseq 50 fails to fetch: neither half of the cursor moves, and the message comes later."""
+    """The pass that learns of modseq 50 fails to fetch: neither half of the cursor moves, and the message comes
+    later.
+    """
     fill(account, 3)
     engine = await start(QRESYNC)
     await engine.catch_up()
@@ -57,7 +59,9 @@ async def test_case_1_modseq_does_not_pass_a_message_that_was_not_read(account: 
 async def test_case_2_every_message_of_a_long_mailbox_arrives(
     kind: frozenset[str], account: Account, start: Start
 ) -> None:
-    """2,500 messages with gaps in their UIDs, windows smaller than the walk; and a lost one is found by the full compare."""
+    """2,500 messages with gaps in their UIDs, windows smaller than the walk; and a lost one is found by the full
+    compare.
+    """
     inbox = account.mailboxes["INBOX"]
     for n in range(2500):
         inbox.deliver(letter(n), uid=inbox.uidnext + (3 if n % 7 == 0 else 0))
@@ -390,7 +394,9 @@ async def test_case_23_each_mailbox_has_its_own_cursor(account: Account, start: 
     ids=["text", "half", "missing", "empty", "cut"],
 )
 async def test_case_24_nothing_vanishes_on_a_bad_search(answer: bytes, account: Account, start: Start) -> None:
-    """Malformed, missing, or denying messages that exist: nothing that is there is removed; later a good answer counts."""
+    """Malformed, missing, or denying messages that exist: nothing that is there is removed; later a good answer
+    counts.
+    """
     fill(account, 6)
     engine = await start(BARE)
     await engine.catch_up()
@@ -631,9 +637,12 @@ async def test_a_mailbox_listed_in_another_epoch_than_it_opens_in(
     assert told == [None if listed == b"0" else 4711]
     assert engine.kinds().count("mailbox.reset") == (0 if listed == b"0" else 1)
 
+
 @ALL_KINDS
 async def test_new_mail_is_read_in_its_own_mailbox(kind: frozenset[str], account: Account, start: Start) -> None:
-    """INBOX has new mail while another folder is seen for the first time, refused, or reset: nothing is read in the wrong one."""
+    """INBOX has new mail while another folder is seen for the first time, refused, or reset: nothing is read in the
+    wrong one.
+    """
     fill(account, 3)
     account.create("Epoch")
     fill(account, 6, "Epoch", first=50)

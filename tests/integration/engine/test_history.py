@@ -1,7 +1,10 @@
-"""History: how far it reaches (`SYNC_SINCE`), what changing that later means, huge mailboxes in bounded pieces. Row S17."""
+"""History: how far it reaches (`SYNC_SINCE`), what changing that later means, huge mailboxes in bounded pieces. Row
+S17.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
 import tracemalloc
 from datetime import UTC, datetime, timedelta
@@ -124,7 +127,7 @@ async def test_history_is_read_newest_first_and_resumes(account: Account, start:
     engine.agrees(account)
     uids = [event["uid"] for event in engine.of("message.added")]
     windows = [uids[n : n + 10] for n in range(0, 100, 10)]
-    assert all(min(a) > max(b) for a, b in zip(windows, windows[1:], strict=False))
+    assert all(min(a) > max(b) for a, b in itertools.pairwise(windows))
 
 
 async def test_case_18_a_reset_of_a_large_mailbox_is_done_in_pieces(account: Account, start: Start) -> None:

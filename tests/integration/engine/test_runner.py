@@ -1,4 +1,4 @@
-"""A runner through bad logins, lost connections, limits and crashes: cases 28, 71 to 84, rows S9, S10, S15, S16, S17."""
+"""A runner through bad logins, lost connections, limits and crashes: cases 28, 71 to 84, rows S9, S10, S15 to S17."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_s9_an_account_that_is_not_live_ends_its_runner(what: str, account
 async def test_cases_75_79_a_connection_that_ends_in_idle_is_made_again(
     last: object, account: Account, run: Run
 ) -> None:
-    """BYE, FIN, RST while watching: noticed at once, one account's socket ends nothing else, mail of the gap is read."""
+    """BYE, FIN, RST while watching: noticed at once, it ends nothing else, mail of the gap is read."""
     running = await run(QRESYNC, POLL_WARM=600.0, POLL_COLD=600.0)
     await running.start(hot=True)
     await until(lambda: running.runner.watching and running.server.counts["IDLE"])

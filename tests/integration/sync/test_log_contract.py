@@ -143,7 +143,7 @@ async def test_the_order_of_batches_is_kept(log: tuple[Open, Read]) -> None:
 
 
 async def test_a_successor_reads_exactly_what_was_committed(log: tuple[Open, Read]) -> None:
-    begin, read = log
+    begin, _ = log
     first = await begin()
     await asyncio.wait_for(first.submit(batch("one", x="1", y="1")), 10)
     await asyncio.wait_for(first.submit(batch("two", x="2", y=None)), 10)

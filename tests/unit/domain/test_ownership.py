@@ -44,7 +44,9 @@ def test_every_transition(phase: P, event: E) -> None:
 
 @given(st.lists(st.sampled_from(list(E)), max_size=40))
 def test_running_is_reached_only_by_fence_proof_and_restore_in_that_order(events: list[E]) -> None:
-    """S3: whatever happens, RUN comes after OPEN_FENCE, PROVE, RESTORE with no loss between; a writer lost is closed first."""
+    """S3: whatever happens, RUN comes after OPEN_FENCE, PROVE, RESTORE with no loss between; a writer lost is closed
+    first.
+    """
     phase = P.IDLE
     done: list[A] = []
     for event in events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -213,7 +214,7 @@ def test_windows_cover_everything_once_newest_first(those: BitMap, size: int) ->
     windows = list(windows_newest_first(those, size))
     assert all(0 < len(window) <= size for window in windows)
     assert sorted(uid for window in windows for uid in window) == sorted(those)
-    assert all(a.min() > b.max() for a, b in zip(windows, windows[1:], strict=False))
+    assert all(a.min() > b.max() for a, b in itertools.pairwise(windows))
 
 
 @given(uids)
