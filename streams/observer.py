@@ -1,6 +1,7 @@
 """What the engine, the shards and the projector report about themselves.
 
-They call a `RuntimeObserver` and never import a metrics library (row W11); `NoopObserver` is the one that listens to nothing.
+They call a `RuntimeObserver` and never import a metrics library (row W11); `NoopObserver` is the one that listens to
+nothing.
 Calls are synchronous, cheap and never raise. Durations are seconds.
 """
 

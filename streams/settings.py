@@ -83,7 +83,8 @@ class Settings(BaseSettings):
     # --- Secrets ---------------------------------------------------------------------------------------------------
     ENCRYPTION_KEYS: SecretStr | None = Field(
         None,
-        description="Fernet keys, separated by commas; the first encrypts, all decrypt. `faust -A streams keys generate` makes one.",
+        description="Fernet keys, separated by commas; the first encrypts, all decrypt. "
+        "`faust -A streams keys generate` makes one.",
     )
     ENCRYPTION_KEYS_FILE: Path | None = Field(None, description="File with the same, a key per line.")
     CREDENTIALS_DIR: Path | None = Field(None, description="Directory of mounted secrets that accounts may refer to.")
@@ -220,7 +221,8 @@ class Settings(BaseSettings):
             self.KAFKA_SASL_USERNAME and self.KAFKA_SASL_PASSWORD
         ):
             problems.append(
-                f"KAFKA_SECURITY_PROTOCOL {self.KAFKA_SECURITY_PROTOCOL} needs KAFKA_SASL_USERNAME and KAFKA_SASL_PASSWORD"
+                f"KAFKA_SECURITY_PROTOCOL {self.KAFKA_SECURITY_PROTOCOL} needs KAFKA_SASL_USERNAME and "
+                "KAFKA_SASL_PASSWORD"
             )
         if problems:
             raise ValueError("; ".join(problems))
@@ -269,7 +271,10 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Read environment and env file (`MAILSTREAMS_ENV_FILE`, default `.env`). Raises `ConfigurationError` naming all problems."""
+    """Read environment and env file (`MAILSTREAMS_ENV_FILE`, default `.env`).
+
+    Raises `ConfigurationError` naming all problems.
+    """
     env_file = os.environ.get("MAILSTREAMS_ENV_FILE", ".env")
     try:
         return Settings(_env_file=env_file, **overrides)

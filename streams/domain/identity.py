@@ -1,8 +1,9 @@
 """Identity of a message: 80 bits that follow it through moves, copies and UIDVALIDITY changes.
 
-The identity is the message id: `message_id` is its text form, so every event can name the message from the mirror alone.
-Eighty bits keep the chance that any two of a million messages of an account share one under 10^-12. Which basis is used is
-fixed for an account when it is first seen (`choose_basis`), because mixing bases would give one message two ids.
+The identity is the message id: `message_id` is its text form, so every event can name the message from the mirror
+alone. Eighty bits keep the chance that any two of a million messages of an account share one under 10^-12. Which
+basis is used is fixed for an account when it is first seen (`choose_basis`), because mixing bases would give one
+message two ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The mirror: what is known of an account's mailboxes, in records small enough that a change rewrites only what it touched.
+"""The mirror: what is known of an account's mailboxes, in records small enough that a change rewrites only what it
+touched.
 
 =====================================================  =====================================================
 key                                                    what
@@ -9,8 +10,9 @@ key                                                    what
 ``<account>/ids/<mailbox>/<uidvalidity>/<base>``       `IdentitySegment`: identities of 512 UIDs
 =====================================================  =====================================================
 
-Invariants: a value carries its format and a checksum, and one that cannot be read raises `MirrorDamaged`, it is never taken
-for "nothing known"; the mailbox's `count` is the number of known UIDs in its segments, so that a missing segment is noticed.
+Invariants: a value carries its format and a checksum, and one that cannot be read raises `MirrorDamaged`, it is never
+taken for "nothing known"; the mailbox's `count` is the number of known UIDs in its segments, so that a missing
+segment is noticed.
 """
 
 from __future__ import annotations

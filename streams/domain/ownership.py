@@ -9,9 +9,9 @@
                           └───────────────────────────────────────┴──────────────────────┘
     any state ──unassigned──▶ IDLE          RESTORING/RUNNING ──mirror unreadable──▶ BROKEN ──assigned──▶ FENCING
 
-Invariants: records are written in RUNNING only; RUNNING is reached only by a restore that began after a fence whose holder then
-proved its membership; only the assignment ends a shard, every failure leads back to the fence.
-An assignment that keeps a running shard changes nothing: its connections and its producer stay.
+Invariants: records are written in RUNNING only; RUNNING is reached only by a restore that began after a fence whose
+holder then proved its membership; only the assignment ends a shard, every failure leads back to the fence. An
+assignment that keeps a running shard changes nothing: its connections and its producer stay.
 """
 
 from __future__ import annotations

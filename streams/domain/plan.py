@@ -1,10 +1,11 @@
 """What to do about the difference between the mirror and the server. Pure functions; the runner performs the steps.
 
-Terms: the *region* of a mailbox is ``[floor, uidnext)``: in it every message of the server is known or set aside. New mail is at or
-above `uidnext`, history below `floor`. The region only grows, over UIDs whose events are committed.
+Terms: the *region* of a mailbox is ``[floor, uidnext)``: in it every message of the server is known or set aside. New
+mail is at or above `uidnext`, history below `floor`. The region only grows, over UIDs whose events are committed.
 
-Rules: a message may vanish only on a well-formed complete answer and only below the watermark, the `uidnext` in force when the
-question was asked; a mailbox is renamed only where one lost name and one new name belong together without doubt.
+Rules: a message may vanish only on a well-formed complete answer and only below the watermark, the `uidnext` in force
+when the question was asked; a mailbox is renamed only where one lost name and one new name belong together without
+doubt.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class ListingPlan:
 def plan_listing(known: Sequence[MailboxRecord], listed: Sequence[ServerMailbox], *, complete: bool) -> ListingPlan:
     """Compare mailboxes by MAILBOXID where both sides have it, else by name; `complete` False proves no absence.
 
-    A rename without MAILBOXID is believed when one vanished and one new mailbox share a UIDVALIDITY that no other mailbox of
-    either side has, and UIDNEXT has not fallen. A mailbox that became (un)selectable is another mailbox.
+    A rename without MAILBOXID is believed when one vanished and one new mailbox share a UIDVALIDITY that no other
+    mailbox of either side has, and UIDNEXT has not fallen. A mailbox that became (un)selectable is another mailbox.
     """
     by_object = {m.object_id: m for m in known if m.object_id and m.selectable}
     by_name = {m.wire_name: m for m in known}
@@ -158,7 +159,9 @@ class Reconciliation:
 
 
 def reconcile(known: BitMap, server: BitMap, *, low: int, high: int, aside: Iterable[int] = ()) -> Reconciliation:
-    """Compare the UIDs of ``[low, high)``: what the server has and we do not, and the reverse. `aside` is not fetched again."""
+    """Compare the UIDs of ``[low, high)``: what the server has and we do not, and the reverse. `aside` is not fetched
+    again.
+    """
     ours = known & BitMap(range(low, high)) if low < high else BitMap()
     theirs = server & BitMap(range(low, high)) if low < high else BitMap()
     return Reconciliation(missing=theirs - ours - BitMap(aside), vanished=ours - theirs)
@@ -203,7 +206,9 @@ def is_renumbered(wrong: int, answered: int) -> bool:
 
 
 def next_scan_window(known: BitMap, position: int, size: int, below: int) -> tuple[BitMap, int]:
-    """Rolling flag scan without CONDSTORE: the next `size` known UIDs under `below`, and where to go on (0: from the top)."""
+    """Rolling flag scan without CONDSTORE: the next `size` known UIDs under `below`, and where to go on (0: from the
+    top).
+    """
     eligible = known & BitMap(range(1, below)) if below > 1 else BitMap()
     if not eligible:
         return BitMap(), 0

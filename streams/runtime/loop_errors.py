@@ -1,7 +1,7 @@
 """What the event loop says of errors that nobody awaited.
 
-A producer that is lost leaves futures of its own behind, which asyncio reports one by one as "never retrieved"; the loss itself is
-reported where it happens. Everything else is an error of ours and is logged as one.
+A producer that is lost leaves futures of its own behind, which asyncio reports one by one as "never retrieved"; the
+loss itself is reported where it happens. Everything else is an error of ours and is logged as one.
 """
 
 from __future__ import annotations

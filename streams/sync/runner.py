@@ -362,7 +362,8 @@ class AccountRunner:
                     if isinstance(error, ShardError | NotLive):
                         raise
                     wait = await self._failed(shard_log, error)
-                    self.next_poll_at = self._services.wall() + wait
+                    if self.retry_at is not None:  # else it was poked, or went well elsewhere, while this was written
+                        self.next_poll_at = self._services.wall() + wait
             except ProducerLost:
                 shard_log = await self._next_log()
 
@@ -387,8 +388,7 @@ class AccountRunner:
                 return
 
     def _throttled(self, session: ImapSession) -> bool:
-        """Whether the server asked for less (case 76): then logins to it wait, and history is read by single windows.
-        """
+        """Whether the server asked for less (case 76): logins to it wait, and history is read by single windows."""
         if not session.take_changes().throttled:
             return False
         connection = self._link.connection
@@ -454,8 +454,7 @@ class AccountRunner:
         return False
 
     async def _begin_work(self, shard_log: ShardLog, what: str) -> None:
-        """Leave a mark that this process has begun; who finds it knows that the process did not live to take it away.
-        """
+        """Leave a mark that this process has begun: whoever finds it knows that the process did not live to remove it."""
         if what in self._begun:
             return
         self._begun.add(what)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from streams.domain.mirror import LABEL
 from streams.errors import MailboxError
 from streams.imap.session import ImapSession
-from streams.domain.mirror import LABEL
 from streams.sync import fetching
 from streams.sync.runner import AccountRunner
 from streams.sync.state import AccountState, MailboxState
@@ -134,7 +134,10 @@ class _Args(Protocol):
 async def recheck(
     runner: AccountRunner, truths: Truths, account_id: str, first: Differences, args: _Args
 ) -> Differences:
-    """Look again, after a pause and a regular look at the server, at the mailboxes that differed; what stayed is a finding."""
+    """Look again, after a pause and a regular look at the server, at the mailboxes that differed.
+
+    What differs both times is a finding.
+    """
     await asyncio.sleep(args.recheck_s)
     runner.poke()
     names = {mailbox for _, _, mailbox, _ in first.suspects}

@@ -1,6 +1,7 @@
 """`python -m tests.bench [NAME ...]`: run benchmarks one after the other, each in a process of its own.
 
-What they print goes through as it comes; all figures stand once more at the end, one JSON line each. Ends with 1 when one failed.
+What they print goes through as it comes; all figures stand once more at the end, one JSON line each. Ends with 1 when
+one failed.
 """
 
 from __future__ import annotations

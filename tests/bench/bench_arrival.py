@@ -1,4 +1,4 @@
-"""Hot arrival: APPEND by another client until the event is committed in the log, beside a bare IDLE client on the same mailbox.
+"""Hot arrival: APPEND by another client until the event is committed, beside a bare IDLE client on the same mailbox.
 
 Dovecot itself holds notices back for up to half a second, so the difference to the bare client is what we add.
 """

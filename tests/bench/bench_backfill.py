@@ -1,18 +1,16 @@
 """Backfill of one mailbox into the committed log, beside imapflow which only fetches and parses the same items.
 
-Figures: ratio of rates (target 0.5, aim 1.0); where the time goes; peak memory at two mailbox sizes (target within 1.3).
+Figures: ratio of rates (target 0.5, aim 1.0), peak memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from tests.bench.stage import Bench, bench, fill, imapflow, realistic, report
 

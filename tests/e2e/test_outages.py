@@ -14,7 +14,7 @@ from tests.rig.letters import ordinary
 from tests.rig.mailer import Mailer
 from tests.rig.outages import largest_batch
 
-OUTAGE_S = 20.0
+OUTAGE_S = 12.0
 
 
 async def test_broker_restart_and_kill_9(

@@ -19,6 +19,7 @@ from tests.integration.commands.rig import Jobs, settings_for
 
 ACCOUNT = "00000000-0000-0000-0000-00000000000a"
 DEADLINE_S = 30.0
+AT = datetime.now(UTC)
 
 
 @pytest.fixture(params=["memory", "jobs", "owner"])
@@ -51,7 +52,7 @@ def event(text: str) -> OutRecord:
 def state(
     command_id: str, offset: int, attempts: int = 1, concluded: Literal["success", "failure"] | None = "success"
 ) -> CommandState:
-    return CommandState(ACCOUNT, command_id, attempts, concluded, offset, datetime.now(UTC).replace(microsecond=0))
+    return CommandState(ACCOUNT, command_id, attempts, concluded, offset, AT)
 
 
 async def settled(*futures: asyncio.Future[None]) -> None:

@@ -1,8 +1,9 @@
-"""The data plane alone: a host of shards against real Kafka, PostgreSQL and Dovecot, with a membership that tests decide on."""
+"""The data plane alone: a host of shards against real services, with a membership that tests decide on."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from streams.contracts.keys import partition_for
 from streams.directory.accounts import AccountStore, NewAccount
 from streams.directory.credentials import CredentialBox, StoredPassword, generate_key
 from streams.directory.sources import CredentialSources
@@ -19,7 +21,7 @@ from streams.errors import MembershipLost
 from streams.imap.credentials import Secret
 from streams.imap.hosts import HostGate, HostPolicy
 from streams.imap.tls import client_tls_context
-from streams.contracts.keys import partition_for
+from streams.imap.values import TlsMode
 from streams.observer import NoopObserver
 from streams.projection.migrations import migrate
 from streams.runtime.topics import TopicAdmin, wanted_topics
@@ -57,27 +59,11 @@ class Plane:
     entries: dict[str, AccountEntry] = field(default_factory=dict)
     hosts: list[Host] = field(default_factory=list)
 
-    async def add(self, user: MailUser, *, tls: str = "plain", password: str | None = None) -> str:
+    async def add(self, user: MailUser, *, tls: TlsMode = "plain", password: str | None = None) -> str:
         """Store an account; hosts that start afterwards find it."""
-        account = NewAccount(
-            user_id="u1",
-            host=user.host,
-            port=user.port,
-            tls=tls,
-            username=user.name,
-            auth="password",  # type: ignore[arg-type]
-        )
-        sealed = self.box.seal(account.account_id, StoredPassword(Secret(password or user.password)))
-        account = NewAccount(
-            user_id="u1",
-            host=user.host,
-            port=user.port,
-            tls=tls,  # type: ignore[arg-type]
-            username=user.name,
-            auth="password",
-            sealed=sealed,
-            account_id=account.account_id,
-        )
+        new = NewAccount(user_id="u1", host=user.host, port=user.port, tls=tls, username=user.name, auth="password")
+        sealed = self.box.seal(new.account_id, StoredPassword(Secret(password or user.password)))
+        account = dataclasses.replace(new, sealed=sealed)
         row = await self.store.add(account)
         self.entries[row.account_id] = AccountEntry(row.account_id, "u1", "live", row.version)
         return row.account_id

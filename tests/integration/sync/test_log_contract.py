@@ -69,7 +69,7 @@ async def real(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Open, Read
                 record.topic = topic
             return submit(made)
 
-        log.submit = renamed  # type: ignore[method-assign]
+        log.submit = renamed  # type: ignore[method-assign,assignment]
         opened.append(log)
         return log
 
