@@ -454,7 +454,7 @@ class AccountRunner:
         return False
 
     async def _begin_work(self, shard_log: ShardLog, what: str) -> None:
-        """Leave a mark that this process has begun: whoever finds it knows that the process did not live to remove it."""
+        """Leave a mark that work has begun; found later, it says that the process did not live to take it away."""
         if what in self._begun:
             return
         self._begun.add(what)
