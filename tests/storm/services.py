@@ -42,7 +42,9 @@ class ProxiedKafka(Kafka):
             elif name == "listener.security.protocol.map":
                 value += "".join(f",DOOR{n}:PLAINTEXT" for n in range(len(self._doors)))
             lines.append(f"{name}={value}")
-        path.write_text("\n".join([*lines, "inter.broker.listener.name=PLAINTEXT", ""]))
+        # A busy machine must not look like a dead broker to its own controller; the last of two values counts.
+        lines += ["inter.broker.listener.name=PLAINTEXT", "broker.session.timeout.ms=6000", ""]
+        path.write_text("\n".join(lines))
         return path
 
 
