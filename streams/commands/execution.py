@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from streams.commands.handlers import HandlerSpec, Task, TaskFailed, TaskStopped
@@ -26,8 +27,7 @@ CANCEL_LIMIT_S: Final = 0.7
 """How long the end of a process waits for a cancelled handler; row W7 leaves 2 s for everything that follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(msgspec.Struct, frozen=True):
     """The handler returned."""
 
     result: Any

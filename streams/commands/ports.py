@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
+
+import msgspec
 
 from streams.contracts.codec import Headers
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """A record of a command topic as it came."""
 
     partition: int
@@ -27,8 +27,7 @@ class Delivery:
     headers: Sequence[tuple[str, bytes]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutRecord:
+class OutRecord(msgspec.Struct, frozen=True, gc=False):
     """A record to publish. `topic` is without prefix, `partition` None goes by the key, `kind` is for the metrics."""
 
     topic: str
@@ -39,8 +38,7 @@ class OutRecord:
     partition: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommandState:
+class CommandState(msgspec.Struct, frozen=True, gc=False):
     """What a lane remembers of a command: how many attempts have begun, and whether it is concluded."""
 
     account_id: str
@@ -51,8 +49,7 @@ class CommandState:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """What is written at once. `position` None leaves the position alone."""
 
     records: tuple[OutRecord, ...] = ()

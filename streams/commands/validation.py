@@ -6,7 +6,6 @@ still be run is judged when its turn comes, after everything before it of its ac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -23,16 +22,14 @@ from streams.errors import PoisonRecord
 _DECODE: Final[Decoder[Command]] = Decoder(Command)
 
 
-@dataclass(frozen=True, slots=True)
-class Misplaced:
+class Misplaced(msgspec.Struct, frozen=True):
     """A good command on the wrong partition: its producer used another partitioner. It is sent on to the right one."""
 
     command: Command
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Runnable:
+class Runnable(msgspec.Struct, frozen=True):
     """A command that can be run now."""
 
     spec: HandlerSpec
