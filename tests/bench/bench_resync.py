@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 from imapclient import IMAPClient
 
 from streams.contracts.keys import partition_for
@@ -99,6 +101,44 @@ async def arrival_bytes(stage: Bench, log: ShardLog, user: str) -> tuple[int, in
     return sum(sizes), len(sizes)
 
 
+async def reset_cost(stage: Bench, runner: AccountRunner, log: ShardLog, user: str, count: int) -> dict[str, Any]:
+    """INBOX gets another UIDVALIDITY: events, largest batch, memory on top of what the process had."""
+    kinds: Counter[str] = Counter()
+    largest = 0
+    submit = log.submit
+
+    def spy(batch: Batch) -> Any:
+        nonlocal largest
+        largest = max(largest, batch.size())
+        for record in batch.records:
+            kinds[dict(record.headers).get("ce_type", b"").decode()] += 1
+        return submit(batch)
+
+    process = psutil.Process()
+    before = peak = process.memory_info().rss
+    log.submit = spy  # type: ignore[method-assign]
+    started = time.monotonic()
+    try:
+        await stage.dovecot.reset_uidvalidity(user, "INBOX")
+        runner.poke()
+        while kinds["backfill.completed"] == 0:
+            peak = max(peak, process.memory_info().rss)
+            if time.monotonic() - started > 600:
+                raise TimeoutError(f"the reset did not end: {kinds}")
+            await asyncio.sleep(0.01)
+    finally:
+        log.submit = submit  # type: ignore[method-assign]
+    assert kinds["message.moved"] >= count, kinds
+    return {
+        "moved": kinds["message.moved"],
+        "added": kinds["message.added"],
+        "removed": kinds["message.removed"],
+        "largest_batch_bytes": largest,
+        "memory_growth_mib": (peak - before) / 2**20,
+        "messages_per_s": count / (time.monotonic() - started),
+    }
+
+
 async def main(count: int) -> None:
     """One large INBOX and 19 folders, `count` messages together."""
     each = count // 100
@@ -140,6 +180,8 @@ async def main(count: int) -> None:
             assert shard.log is not None
             total, batches = await arrival_bytes(stage, shard.log, "big")
             report("hot_arrival_bytes_to_kafka", messages=count, bytes=total, batches=batches, target_bytes=24 * 1024)
+            runner.set_tier("warm", "idle_mail")
+            report("uidvalidity_reset", messages=inbox, **await reset_cost(stage, runner, shard.log, "big", inbox - 1))
 
 
 def stage_partition(stage: Bench, account: str) -> int:
