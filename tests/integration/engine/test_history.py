@@ -46,6 +46,8 @@ async def test_since_takes_mail_of_the_last_days_and_all_that_comes(
     assert known(engine) == {5, 6, 7, 8}
     # at rest, what is not wanted is no reason to look again
     await engine.look()
+    await engine.hang_up()  # a mailbox that is open is looked at in any case
+    await engine.connect()
     before = engine.server.count("EXAMINE")
     with engine.quiet():
         await engine.look()
