@@ -515,18 +515,19 @@ class Engine:
         work.attempt += 1
         work.attempt_at = self._clock()
         work.gate = ProgressGate()
+        now = self._now()
         records: tuple[OutRecord, ...] = ()
         if work.began_at is None:
             work.began_at = work.attempt_at
             self._taken += 1
             self.observer.task_started(command.kind)
             records = (
-                publishing.started(command, work.attempt, self._worker, self._now(), session.lane.partition),
+                publishing.started(command, work.attempt, self._worker, now, session.lane.partition),
             )  # fmt: skip
         if not self._looking:
             self._looking = True
             asyncio.get_running_loop().call_later(BEGIN_DELAY_S, self._write_beginnings, context=self.context)
-        work.beginning = Entry(records, state=self._state(work, work.attempt, None))
+        work.beginning = Entry(records, self._state(work, work.attempt, None, now))
         self._beginning.append(work)
         context = task_context(
             task_id=command.command_id,
@@ -713,9 +714,16 @@ class Engine:
         session.concluding[work.state_key] = self._clock() if work.began_at is None else work.began_at
         session.submit(Entry(records, state, session.acks.finish(work.delivery.offset)), committed)
 
-    def _state(self, work: _Work, attempts: int, concluded: Literal["success", "failure"] | None) -> CommandState:
+    def _state(
+        self, work: _Work, attempts: int, concluded: Literal["success", "failure"] | None, now: datetime | None = None
+    ) -> CommandState:
         return CommandState(
-            work.command.account_id, work.command.command_id, attempts, concluded, work.delivery.offset, self._now()
+            work.command.account_id,
+            work.command.command_id,
+            attempts,
+            concluded,
+            work.delivery.offset,
+            now or self._now(),
         )
 
     # --- progress --------------------------------------------------------------------------------------------------
