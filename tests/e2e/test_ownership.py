@@ -111,7 +111,7 @@ async def test_s3_a_member_that_sleeps_before_its_fence_is_barred(
     new_fleet: NewFleet, add_account: AddAccount, dovecot: Dovecot, tmp_path: Path
 ) -> None:
     """It opens its fence last, so fences the rightful owner, but cannot prove its membership: the owner goes on. S3."""
-    fleet = await new_fleet(module="tests.e2e.sleeper")
+    fleet = await new_fleet(module="tests.rig.sleeper")
     mailer = await add_account(fleet, dovecot)
     account = mailer.login.account
     await asyncio.to_thread(mailer.append, "INBOX", ordinary(1))

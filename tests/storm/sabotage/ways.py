@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
@@ -170,19 +167,7 @@ def _skip_the_proof() -> None:
         return None
 
     _patch(membership.AssignmentMembership, "prove", prove)
-    _sleep_before_the_fence()
-
-
-def _sleep_before_the_fence() -> None:
-    """Not a sabotage: the machine sleeps while the file SLEEP_BEFORE_FENCE is there."""
-    original, trigger = shard_log.ShardLog.fence, os.environ.get("SLEEP_BEFORE_FENCE")
-
-    async def fence(self: Any) -> None:
-        if trigger and Path(trigger).exists():
-            os.kill(os.getpid(), signal.SIGSTOP)
-        await original(self)
-
-    _patch(shard_log.ShardLog, "fence", fence)
+    import tests.rig.sleeper  # noqa: F401 - not a sabotage: the machine sleeps while a file is there
 
 
 def _forget_the_mirror() -> None:

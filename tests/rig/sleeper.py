@@ -1,6 +1,6 @@
 """The product, with a worker that stops itself just before it opens a fence, as a machine would that sleeps right then.
 
-`faust -A tests.e2e.sleeper worker`; SLEEP_BEFORE_FENCE names a file, and while it exists the process gets SIGSTOP.
+`faust -A tests.rig.sleeper worker`; SLEEP_BEFORE_FENCE names a file, and while it exists the process gets SIGSTOP.
 """
 
 from __future__ import annotations
