@@ -5,5 +5,8 @@ fleet.py      settings of one fleet, its accounts, its workers, and waiting unti
 mailer.py     an ordinary IMAP client that changes mail and keeps a journal of it
 watch.py      the log as it grows, folded
 letters.py    messages to append, ordinary and odd
+routine.py    one of everything that a client does to mail
+sleeper.py    the product on a machine that sleeps just before it opens a fence
+outages.py    services that refuse
 proxy.py      a TCP proxy that cuts, delays, halves and goes silent
 """
