@@ -156,6 +156,7 @@ class Ownership(RuleBasedStateMachine):
         if member.phase is not ShardPhase.RUNNING or member.memory is None or member.actions:
             return
         if member.fence != self.broker.fence or fails == "before":
+            member.fence = -1
             member.events.append(ShardEvent.WRITER_LOST)
             return
         self._note_rights()
@@ -163,6 +164,7 @@ class Ownership(RuleBasedStateMachine):
         number = len(member.memory)
         self.broker.log.append((number, member.fence))
         if fails == "after":
+            member.fence = -1  # a log that lost its producer takes nothing any more, whether the shard has heard or not
             member.events.append(ShardEvent.WRITER_LOST)
         else:
             member.memory.append(number)
