@@ -153,8 +153,8 @@ class Backfill:
     async def _finish(self, box: MailboxState) -> None:
         record = box.record
         await self._pass.remove_previous(box)
-        if record.limit_count is None:
-            record.floor = 1
+        if record.limit_count is None or record.backfilled < record.limit_count:
+            record.floor = 1  # there is nothing below it that is wanted
         record.backfill_done = True
         box.dirty = True
         self._forget(box)

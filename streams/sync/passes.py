@@ -187,7 +187,7 @@ class AccountPass:
         finding = Finding(box, uidnext=record.uidnext, modseq=selected.highestmodseq)
         watermark = record.uidnext
         qresync = self._ctx.has_qresync(session) and selected.highestmodseq is not None
-        lost = (selected.highestmodseq or 0) < record.highestmodseq
+        lost = selected.highestmodseq is not None and selected.highestmodseq < record.highestmodseq
         vanished = await flags_and_vanished(self._ctx, session, box, selected, full=full or lost)
         await self._find_new(session, finding, selected, vanished)
         now = self._ctx.wall()

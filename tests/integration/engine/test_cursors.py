@@ -173,6 +173,21 @@ async def test_case_10_condstore_without_modseq_is_downgraded(account: Account, 
     assert not any("CHANGEDSINCE" in command for command in engine.server.commands)
 
 
+async def test_case_10_modseqs_that_are_told_no_more_cost_no_full_scan(account: Account, start: Start) -> None:
+    """A server (or one folder: NOMODSEQ) stops to tell HIGHESTMODSEQ: flags go by the window, not all at each look."""
+    fill(account, 30)
+    engine = await start(CONDSTORE, FLAG_WINDOW=5)
+    await engine.catch_up()
+    await engine.look(full=True)
+    engine.server.profile = Profile(CONDSTORE, tell_highestmodseq=False)
+    await engine.hang_up()
+    before = len(engine.server.commands)
+    account.mailboxes["INBOX"].set_flags(29, ["\\Seen"])
+    await engine.look()
+    engine.agrees(account)
+    assert not any("FETCH 1:30 " in command for command in engine.server.commands[before:])
+
+
 async def test_case_10_an_answer_without_modseq_items(account: Account, start: Start) -> None:
     """CHANGEDSINCE returns every message and no MODSEQ."""
     fill(account, 5)
