@@ -234,7 +234,7 @@ def run(machine: type[Ownership], examples: int, phases: tuple[Phase, ...] = tup
 
 
 def test_s1_s3_s5_property_ownership_holds_whatever_happens() -> None:
-    run(Ownership, 250)
+    run(Ownership, 150)
 
 
 @pytest.mark.parametrize(
