@@ -300,3 +300,21 @@ def test_s3_ownership_holds_in_histories_that_were_thought_of(history: History) 
 def test_s3_a_broken_machine_is_noticed(broken: type[Ownership], history: History) -> None:
     with pytest.raises(AssertionError):
         play(broken, history)
+
+
+def test_s3_without_a_fence_two_could_write() -> None:
+    """The owner sleeps through a rebalance and its successor runs: only the fence tells them apart."""
+
+    def sleeps_through_a_rebalance(state: Ownership) -> None:
+        state.rebalance(0)
+        state.hear(0)
+        state.work(0, 9, False)
+        state.rebalance(1)
+        state.hear(1)
+        state.work(1, 9, False)
+        assert [m.phase for m in state.members] == [ShardPhase.RUNNING] * WORKERS
+        state.at_most_one_could_write()
+
+    sleeps_through_a_rebalance(Ownership())
+    with pytest.raises(AssertionError):
+        sleeps_through_a_rebalance(mutant(fences=False)())

@@ -219,7 +219,14 @@ def test_property_a_known_secret_never_survives(secret: str) -> None:
         assert secret not in redactor(form).replace(BLANK, "")
 
 
-def test_case_103_aioimaplib_is_pinned_and_quotes_nothing(lines: Lines) -> None:
+def test_case_103_aioimaplib_is_pinned_and_quotes_nothing(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should the library's loggers ever speak again (`streams.imap` switches them off), they quote no command."""
+    for name in ("aioimaplib", "aioimaplib.aioimaplib"):
+        switched_off = logging.getLogger(name)
+        monkeypatch.setattr(switched_off, "disabled", False)
+        monkeypatch.setattr(switched_off, "propagate", True)
+        monkeypatch.setattr(switched_off, "level", logging.WARNING)
+        switched_off.manager._clear_cache()  # type: ignore[attr-defined]
     logger = logging.getLogger("aioimaplib.aioimaplib")
     logger.debug('Sending : LOGIN "ada" "%s"', PASSWORD)
     logger.info("anything")
