@@ -46,7 +46,9 @@ unit: $(STAMP) ## unit and contract tests only: no services
 	$(BIN)/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
 
 test: $(STAMP) dovecot cyrus ## every test, on real Kafka, PostgreSQL and Dovecot
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@# once before they start side by side: the first start of Kafka on a machine fetches jars and trains its JVM
+	$(BIN)/python -m tests.fixtures.rehearsal
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(PYTEST_ARGS)
 
 dovecot: # what the tests require and pip cannot bring
 	@bin/ensure-dovecot
