@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from streams.local.dovecot import Dovecot, DovecotOptions
 from streams.local.kafka import Kafka
 from streams.local.postgres import Postgres
@@ -15,6 +17,9 @@ from tests.rig.mailer import Mailer
 from tests.rig.outages import largest_batch
 
 OUTAGE_S = 12.0
+
+# Backstop only, as everywhere; these take their time on a busy machine.
+pytestmark = pytest.mark.timeout(600)
 
 
 async def test_broker_restart_and_kill_9(
