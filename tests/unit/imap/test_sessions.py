@@ -128,7 +128,7 @@ async def test_p5_bye_as_greeting_is_told_at_once(greeting: bytes, error: type[M
         started = time.monotonic()
         with pytest.raises(error, match="refused the connection"):
             await dial(server)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 10
 
 
 async def test_a_host_that_says_nothing_meets_the_deadline() -> None:

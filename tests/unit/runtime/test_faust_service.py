@@ -131,7 +131,7 @@ async def test_w5_a_stop_that_hangs_is_abandoned(app: App) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         await service.stop(0.1)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
 
 
 async def test_w4_a_start_that_hangs_is_cancelled_by_the_stop(app: App) -> None:

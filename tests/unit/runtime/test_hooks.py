@@ -69,7 +69,7 @@ async def test_w5_the_budget_is_common() -> None:
     await hooks.run_startup()
     began = time.monotonic()
     assert not await hooks.run_shutdown(0.2)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 4.5
     assert order[3:] == ["-c"], "the last had nothing left of the budget"
 
 

@@ -32,7 +32,7 @@ async def test_w10_lag_is_measured_and_a_stall_is_named(monkeypatch: pytest.Monk
     with capture_logs() as logs:
         watch.start()
         await asyncio.sleep(0.1)
-        assert watch.standing_still_s() < 0.1
+        assert watch.standing_still_s() < 0.5
         time.sleep(0.6)
         still_s = watch.standing_still_s()
         await asyncio.sleep(0.1)

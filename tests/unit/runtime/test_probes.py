@@ -174,4 +174,4 @@ def test_a_client_that_keeps_its_connection_does_not_hold_the_stop(state: State)
         client.recv(1000)
         began = time.monotonic()
         server.stop()
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 5
