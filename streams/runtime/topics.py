@@ -8,6 +8,7 @@ topic is new, because a partition without a committed offset can skip messages a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,19 +17,7 @@ from typing import Any, Final, TypeVar
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import (
-    GroupCoordinatorNotAvailableError as CoordinatorNotAvailableError,
-)
-from aiokafka.errors import (
-    GroupLoadInProgressError as CoordinatorLoadInProgressError,
-)
-from aiokafka.errors import (
-    KafkaError,
-    for_code,
-)
-from aiokafka.errors import (
-    NotCoordinatorForGroupError as NotCoordinatorError,
-)
+from aiokafka.errors import KafkaError, for_code
 
 from streams.contracts.topics import CHANGES, TOPICS
 from streams.errors import ConfigurationError, ServiceUnavailable
@@ -41,6 +30,8 @@ T = TypeVar("T")
 
 DEADLINE_S: Final = 60.0
 """For all of an inspection or creation; a broker needs seconds for a thousand partitions."""
+NOT_READY_FOR_S: Final = 30.0
+"""How long brokers may take until a new group or topic can be asked about."""
 _TOPIC_SOURCE: Final = 1
 """DescribeConfigs: the value was set on the topic itself."""
 _NO_OFFSET: Final = -1
@@ -209,8 +200,8 @@ class TopicAdmin:
         await consumer.start()
         try:
             consumer.assign(list(partitions))
-            starts = await consumer.beginning_offsets(list(partitions))
-            await _once_coordinated(lambda: consumer.commit(starts))
+            starts = await _once_ready(lambda: consumer.beginning_offsets(list(partitions)))
+            await _once_ready(lambda: consumer.commit(starts))
         finally:
             await consumer.stop()
 
@@ -239,9 +230,7 @@ class TopicAdmin:
     async def _without_offset(self, group: str, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         if not partitions:
             return []
-        known: Mapping[TopicPartition, Any] = await _once_coordinated(
-            lambda: self._admin.list_consumer_group_offsets(group)
-        )
+        known: Mapping[TopicPartition, Any] = await _once_ready(lambda: self._admin.list_consumer_group_offsets(group))
         return [each for each in partitions if each not in known or known[each].offset == _NO_OFFSET]
 
     async def _until_present(self, names: set[str]) -> None:
@@ -260,14 +249,17 @@ class TopicAdmin:
             await asyncio.sleep(0.1)
 
 
-async def _once_coordinated(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat `call` while no broker coordinates the group yet: a new cluster makes the topic of offsets at the first
-    ask.
+async def _once_ready(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat `call` while brokers are not ready for it: a new cluster makes the topic of offsets at the first ask, and
+    a new topic has no leaders for a moment. Raises what it last met after `NOT_READY_FOR_S`.
     """
+    deadline = time.monotonic() + NOT_READY_FOR_S
     while True:
         try:
             return await call()
-        except (CoordinatorNotAvailableError, NotCoordinatorError, CoordinatorLoadInProgressError):
+        except KafkaError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
             await asyncio.sleep(0.1)
 
 

@@ -68,8 +68,16 @@ class Worker:
 
     @property
     def running(self) -> frozenset[int]:
-        """Partitions held whose accounts were read."""
-        return self.held & {line["partition"] for line in self.said("started")}
+        """Partitions held whose accounts were read since they came."""
+        found: set[int] = set()
+        for line in self.lines:
+            if line["what"] == "assigned":
+                found &= set(line["kept"])
+            elif line["what"] == "unassigned":
+                found.clear()
+            elif line["what"] == "started":
+                found.add(line["partition"])
+        return self.held & found
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

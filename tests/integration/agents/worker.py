@@ -59,6 +59,8 @@ class TalkingHost:
             await membership.prove()
         except MailstreamsError as error:
             say("proof_refused", partition=partition, error=repr(error))
+            # As a shard does: the next assignment that brings the partition starts it anew.
+            self.held -= {partition}
             return
         proved = time.perf_counter() - began
         entries = [entry async for entry in accounts(partition)]
