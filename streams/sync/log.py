@@ -43,6 +43,11 @@ QUEUED_BYTES: Final = 4_194_304
 CLOSE_TIMEOUT_S: Final = 3.0
 """`stop()` of a transactional producer hangs without a broker."""
 
+LOCAL_COPY_S: Final = 6 * 3600.0
+"""Local records of a partition that were last written longer ago are read anew: compaction drops a tombstone after a
+day (`delete.retention.ms`), and a copy that missed it would hold what was deleted meanwhile, by another owner.
+"""
+
 _KINDS: Final = frozenset({"account", "mailbox", "flags", "ids", "command", "lane"})
 
 
@@ -168,7 +173,7 @@ class ShardLog:
                 end = (await consumer.end_offsets([tp]))[tp]
                 beginning = (await consumer.beginning_offsets([tp]))[tp]
             start = self._store.position(self.partition)
-            if start > end or start < beginning:
+            if start > end or start < beginning or self._store.idle_s(self.partition) > LOCAL_COPY_S:
                 self._store.forget(self.partition)
                 start = beginning
             consumer.seek(tp, start)

@@ -4,21 +4,31 @@ One RocksDB for the worker, a key prefix for each partition. It is a cache of `m
 emptied when the process starts, and it holds a record only after the transaction with that record was committed. With
 the records lies the offset up to which the partition was read, so that a shard which must start over reads only the
 tail.
+
+RocksDB refuses all writes after one has failed, a full disk for instance, until it is opened anew. So after a failure
+the next write opens it anew. What was written before is still there, since writes are atomic and logged: shards that
+run do not notice, and the one whose write failed starts over as it does after any failure of its writer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, DbClosedError, Options, Rdict, ReadOptions, WriteBatch
 
 from streams.errors import ConfigurationError
 
 _BLOCK_CACHE_BYTES = 32 << 20
 _WRITE_BUFFER_BYTES = 16 << 20
+
+log = logging.getLogger(__name__)
 
 
 class MirrorStore:
@@ -27,19 +37,13 @@ class MirrorStore:
     def __init__(self, directory: Path) -> None:
         """Opens an empty store below `directory`. Raises `ConfigurationError` when it cannot be written."""
         self._path = directory / "mirror"
+        self._lock = threading.Lock()
+        self._failed = False
+        self._written_at: dict[int, float] = {}
         try:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            options = Options(raw_mode=True)
-            options.create_if_missing(True)
-            options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
-            options.set_max_write_buffer_number(2)
-            options.set_keep_log_file_num(1)
-            table = BlockBasedOptions()
-            table.set_block_cache(Cache(_BLOCK_CACHE_BYTES))
-            table.set_bloom_filter(10, False)
-            options.set_block_based_table_factory(table)
-            self._db = Rdict(str(self._path), options, access_type=AccessType.read_write())
+            self._db = self._open()
         except Exception as error:
             raise ConfigurationError(f"DATA_DIR: {self._path} cannot be used: {str(error)[:200]}") from None
 
@@ -77,6 +81,10 @@ class MirrorStore:
         value = self._db.get(_position_key(partition))
         return 0 if value is None else int(struct.unpack(">q", value)[0])
 
+    def idle_s(self, partition: int) -> float:
+        """Seconds since something of this partition was last written here; 0 if nothing ever was."""
+        return time.monotonic() - self._written_at.get(partition, time.monotonic())
+
     def apply(self, partition: int, records: Mapping[str, bytes | None], position: int | None) -> None:
         """Write records (None deletes) and the new position atomically."""
         batch = WriteBatch(raw_mode=True)
@@ -87,18 +95,51 @@ class MirrorStore:
                 batch.put(_key(partition, key), value)
         if position is not None:
             batch.put(_position_key(partition), struct.pack(">q", position))
-        self._db.write(batch)
+        self._write(lambda db: db.write(batch))
+        self._written_at[partition] = time.monotonic()
 
     def forget(self, partition: int) -> None:
         """Drop everything of a partition."""
         begin = b"r" + struct.pack(">H", partition)
-        self._db.delete_range(begin, begin + b"\xff" * 8)
-        self._db.delete(_position_key(partition))
+
+        def drop(db: Rdict) -> None:
+            db.delete_range(begin, begin + b"\xff" * 8)
+            db.delete(_position_key(partition))
+
+        self._write(drop)
 
     def close(self) -> None:
         """Close the database and remove it."""
         self._db.close()
         shutil.rmtree(self._path, ignore_errors=True)
+
+    def _write(self, change: Callable[[Rdict], None]) -> None:
+        """Make a change; open the database anew before it when an earlier one failed. Writers may be in any thread."""
+        with self._lock:
+            if self._failed:
+                # Closing says so when the last try got no further than this.
+                with contextlib.suppress(DbClosedError):
+                    self._db.close()
+                self._db = self._open()
+                self._failed = False
+                log.warning("the local store was opened anew after a write that failed")
+            try:
+                change(self._db)
+            except Exception:
+                self._failed = True
+                raise
+
+    def _open(self) -> Rdict:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+        options.set_max_write_buffer_number(2)
+        options.set_keep_log_file_num(1)
+        table = BlockBasedOptions()
+        table.set_block_cache(Cache(_BLOCK_CACHE_BYTES))
+        table.set_bloom_filter(10, False)
+        options.set_block_based_table_factory(table)
+        return Rdict(str(self._path), options, access_type=AccessType.read_write())
 
 
 def _raw(value: object) -> bytes:
