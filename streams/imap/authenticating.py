@@ -68,7 +68,14 @@ async def _offer(channel: Channel, credential: Credential) -> None:
     tagged: Tagged | None = None
     detail = ""
     for mechanism in offers:
-        tagged = await _try_mechanism(channel, mechanism)
+        tagged = await _try_mechanism(channel, mechanism, at_once=channel.has("SASL-IR"))
+        if tagged.condition == "BAD" and channel.has("SASL-IR") and isinstance(credential, OAuthToken):
+            # a password has the LOGIN command yet, a token only this
+            error = classify(During.LOGIN, "BAD", tagged.code, scrubbed(credential, tagged.text))
+            if error.code == "login_rejected":  # its grammar was refused, nothing was said about the account
+                tagged = await _try_mechanism(channel, mechanism, at_once=False)
+                if tagged.condition != "BAD":
+                    channel.refuse("SASL-IR", error=error)
         detail = mechanism.refusal
         if tagged.condition != "BAD":  # BAD: offered, but not understood; another way may work
             break
@@ -82,10 +89,10 @@ async def _offer(channel: Channel, credential: Credential) -> None:
     channel.accept(tagged, During.LOGIN)
 
 
-async def _try_mechanism(channel: Channel, mechanism: Mechanism) -> Tagged:
+async def _try_mechanism(channel: Channel, mechanism: Mechanism, *, at_once: bool) -> Tagged:
     initial = mechanism.initial()
     parts: tuple[bytes, ...] = (mechanism.name.encode(),)
-    at_once = initial is not None and channel.has("SASL-IR")
+    at_once = initial is not None and at_once
     if at_once and initial is not None:
         parts += (encoded(initial) or b"=",)  # RFC 4959 section 3
     dialogue = Dialogue(mechanism, initial, sent=at_once)
@@ -133,9 +140,7 @@ async def _introduce(channel: Channel) -> None:
         return False
 
     name = quoted(channel.options.client_name.encode("ascii", "replace")[:_ID_FIELD_BYTES])
-    await channel.protocol.execute(
-        Command("ID", (b'("name" ' + name + b")",)), on_untagged=take, timeout_s=channel.limits.command_timeout_s
-    )
+    await channel.tolerant(Command("ID", (b'("name" ' + name + b")",)), take)
     channel.status_ids = not _STRAY_STATUS_IDS.match(f"{told.get('name', '')} {told.get('version', '')}")
 
 
@@ -157,6 +162,9 @@ async def _compress(channel: Channel) -> None:
     if tagged.condition == "OK":
         channel.protocol.start_compression()
     channel.protocol.unhalt()
+    if tagged.condition == "BAD":
+        error = classify(During.COMMAND, "BAD", tagged.code, tagged.text)
+        channel.refuse("COMPRESS=DEFLATE", error=error)
 
 
 def scrubbed(credential: Credential, text: bytes) -> bytes:

@@ -43,11 +43,12 @@ async def connect(
     tls_context: ssl.SSLContext | None = None,
     address_policy: AddressPolicy | None = None,
     observer: SessionObserver | None = None,
+    refused: set[str] | None = None,
 ) -> ImapSession:
     """A session that is ready for `login`.
 
     `tls_context`: pass one for the whole process (`tls.client_tls_context`); without it one is made for this
-    connection.
+    connection. `refused`: what this server offered and refused before; the session does without, and adds to it.
 
     Raises:
         AddressRefused, InsecureConnection, NotAnImapServer: somebody has to change the account.
@@ -79,7 +80,9 @@ async def connect(
             else ConnectionLost("connecting was given up", code="cancelled")
         )
         raise
-    return ImapSession(protocol, endpoint, options, capabilities, authenticated=greeting.condition == "PREAUTH")
+    return ImapSession(
+        protocol, endpoint, options, capabilities, authenticated=greeting.condition == "PREAUTH", refused=refused
+    )
 
 
 async def _dial(

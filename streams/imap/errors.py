@@ -15,7 +15,7 @@ A parser error closes the connection and nothing else: it never says anything ab
 
 from __future__ import annotations
 
-from streams.errors import ConnectionLost, MailboxError
+from streams.errors import ConnectionLost, MailboxError, MailboxUnusable
 
 
 class ProtocolViolation(ConnectionLost):
@@ -46,3 +46,10 @@ class CommandRejected(MailboxError):
     """The server answered BAD, or NO for a reason that no rule of `protocol.codes` knows."""
 
     code = "command_rejected"
+
+
+def is_unspecific(error: MailboxError) -> bool:
+    """Whether a refusal names no reason of its own, so that an option of the command may be what was not understood."""
+    return isinstance(error, CommandRejected) or (
+        isinstance(error, MailboxUnusable) and error.code == "mailbox_unusable"
+    )

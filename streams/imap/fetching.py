@@ -36,7 +36,13 @@ _FIELDS: Final = {
     b"X-GM-LABELS": "gm_labels",
     b"BODYSTRUCTURE": "structure",
 }
+MODSEQ_USE: Final = "FETCH=MODSEQ"
 # THREADID may be NIL for good (RFC 8474 section 5.3), so it is not waited for.
+
+
+def without_modseq(items: Sequence[bytes]) -> list[bytes]:
+    """Items for a server that offers CONDSTORE and does not know MODSEQ: the modification sequence stays unknown."""
+    return [item for item in items if item != b"MODSEQ"]
 
 
 class AskedUids:

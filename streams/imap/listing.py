@@ -1,17 +1,19 @@
 """Which mailboxes there are, and in what state.
 
 Invariants: a mailbox that is listed twice is one (case 4); a line that does not parse is counted, since the list is
-then no proof of absence; a mailbox whose STATUS is refused costs only itself (case 67).
+then no proof of absence; a mailbox whose STATUS is refused costs only itself (case 67). What a server offers and then
+refuses is left out step by step, and remembered once an answer came without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from streams.errors import HostBusy, MailboxError, MailboxUnusable, MalformedAnswer, RetryLater
 from streams.imap.channel import Channel
 from streams.imap.connection import Exchange
+from streams.imap.errors import is_unspecific
 from streams.imap.protocol.codes import During
 from streams.imap.protocol.commands import Command, UnsafeArgument, astring
 from streams.imap.protocol.parser import canonical_name
@@ -23,19 +25,44 @@ _PIPELINED: Final = 50  # STATUS commands in flight at once
 
 async def list_mailboxes(channel: Channel, *, with_status: bool) -> ListAnswer:
     """All mailboxes, one for each canonical name; with STATUS along with the list where offered."""
-    returns: list[bytes] = []
-    if channel.has("SPECIAL-USE") and channel.has("LIST-EXTENDED"):
-        returns.append(b"SPECIAL-USE")
-    status = with_status and channel.has("LIST-STATUS")
-    if status:
-        returns.append(b"STATUS (" + b" ".join(_status_items(channel)) + b")")
-    if returns:
+    ways = list(_ways_to_list(channel, with_status=with_status))
+    refusal: MailboxError | None = None
+    for way in ways:
+        arguments: tuple[bytes, ...] = (b'""', b'"*"')
+        if way.options:
+            arguments += (b"RETURN", b"(" + b" ".join(way.options) + b")")
         try:
-            return await _list(channel, (b'""', b'"*"', b"RETURN", b"(" + b" ".join(returns) + b")"), status=status)
-        except MailboxError:  # offered, and refused: the plain list must do
+            answer = await _list(channel, arguments, status="LIST-STATUS" in way.uses)
+        except MailboxError as error:
             if not channel.alive:
                 raise
-    return await _list(channel, (b'""', b'"*"'), status=False)
+            refusal = error
+            continue
+        if refusal is not None:
+            channel.refuse(*sorted(ways[0].uses - way.uses), error=refusal)
+        return answer
+    assert refusal is not None  # the last way is LIST alone
+    raise refusal
+
+
+class _Way(NamedTuple):
+    """A way to ask, and what it makes use of."""
+
+    options: list[bytes]
+    uses: frozenset[str]
+
+
+def _ways_to_list(channel: Channel, *, with_status: bool) -> Iterator[_Way]:
+    """From all that is offered down to LIST alone."""
+    use = "LIST=SPECIAL-USE"
+    special = channel.has("SPECIAL-USE") and channel.has("LIST-EXTENDED") and use not in channel.refused
+    kinds = [_Way([b"SPECIAL-USE"], frozenset({use})), _Way([], frozenset())][0 if special else 1 :]
+    if with_status and channel.has("LIST-STATUS"):
+        for items in _ways_to_status(channel):
+            for kind in kinds:
+                status = b"STATUS (" + b" ".join(items.options) + b")"
+                yield _Way([*kind.options, status], kind.uses | items.uses | {"LIST-STATUS"})
+    yield from kinds
 
 
 async def _list(channel: Channel, arguments: tuple[bytes, ...], *, status: bool) -> ListAnswer:
@@ -65,25 +92,47 @@ async def _list(channel: Channel, arguments: tuple[bytes, ...], *, status: bool)
     return ListAnswer(mailboxes, with_status=status, unreadable=unreadable)
 
 
-def _status_items(channel: Channel) -> list[bytes]:
-    items = [b"MESSAGES", b"UIDNEXT", b"UIDVALIDITY"]
-    if channel.has("CONDSTORE") or channel.has("QRESYNC"):
-        items.append(b"HIGHESTMODSEQ")
-    if channel.has("OBJECTID") and channel.status_ids:
-        items.append(b"MAILBOXID")  # last: see `parser`
-    return items
+def _ways_to_status(channel: Channel) -> Iterator[_Way]:
+    """Items of STATUS: all that are offered, then without those that a server may not know after all."""
+    modseq, ids = "STATUS=HIGHESTMODSEQ", "STATUS=MAILBOXID"
+    offered: list[tuple[bytes, str]] = []
+    if (channel.has("CONDSTORE") or channel.has("QRESYNC")) and modseq not in channel.refused:
+        offered.append((b"HIGHESTMODSEQ", modseq))
+    if channel.has("OBJECTID") and channel.status_ids and ids not in channel.refused:
+        offered.append((b"MAILBOXID", ids))  # last: see `parser`
+    while True:
+        extra = [item for item, _ in offered]
+        yield _Way([b"MESSAGES", b"UIDNEXT", b"UIDVALIDITY", *extra], frozenset(use for _, use in offered))
+        if not offered:
+            return
+        offered.pop()
 
 
 async def statuses(channel: Channel, wire_names: Sequence[bytes]) -> dict[bytes, MailboxStatus | MailboxError]:
     """STATUS of many mailboxes, many commands in flight at once. One that is refused costs only itself."""
     answers: dict[bytes, MailboxStatus | MailboxError] = {}
     for at in range(0, len(wire_names), _PIPELINED):
-        await _status_batch(channel, wire_names[at : at + _PIPELINED], answers)
+        batch = wire_names[at : at + _PIPELINED]
+        ways = list(_ways_to_status(channel))
+        refusal: MailboxError | None = None
+        for way in ways:
+            found: dict[bytes, MailboxStatus | MailboxError] = {}
+            await _status_batch(channel, batch, way.options, found)
+            errors = [answer for answer in found.values() if isinstance(answer, MailboxError) and is_unspecific(answer)]
+            if len(errors) < len(found):
+                if refusal is not None:
+                    channel.refuse(*sorted(ways[0].uses - way.uses), error=refusal)
+                break
+            refusal = errors[0] if errors else None  # not one was understood: it may be the items
+        answers.update(found)
     return answers
 
 
 async def _status_batch(
-    channel: Channel, batch: Sequence[bytes], answers: dict[bytes, MailboxStatus | MailboxError]
+    channel: Channel,
+    batch: Sequence[bytes],
+    wanted_items: Sequence[bytes],
+    answers: dict[bytes, MailboxStatus | MailboxError],
 ) -> None:
     told: dict[bytes, MailboxStatus] = {}
     wanted = {canonical_name(name) for name in batch}
@@ -94,7 +143,7 @@ async def _status_batch(
             return True
         return False
 
-    items = b"(" + b" ".join(_status_items(channel)) + b")"
+    items = b"(" + b" ".join(wanted_items) + b")"
     flying: list[tuple[bytes, Exchange]] = []
     for name in batch:
         try:
@@ -132,10 +181,8 @@ async def namespace(channel: Channel) -> Namespaces | None:
             return True
         return False
 
-    tagged = await channel.protocol.execute(
-        Command("NAMESPACE"), on_untagged=take, timeout_s=channel.limits.command_timeout_s
-    )
-    return told[-1] if told and tagged.condition == "OK" else None
+    well = await channel.tolerant(Command("NAMESPACE"), take)
+    return told[-1] if told and well else None
 
 
 def _merged(old: ListedMailbox, new: ListedMailbox) -> ListedMailbox:

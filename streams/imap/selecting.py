@@ -1,7 +1,8 @@
 """Opening a mailbox, and what EXAMINE tells of it.
 
-Invariant: what a server leaves out stays unknown (case 20); 0 for a modification sequence means "none yet" (case 7);
-what came before [CLOSED] belongs to the mailbox that was open before (RFC 7162 section 3.2.11).
+Invariants: what a server leaves out stays unknown (case 20); 0 for a modification sequence means "none yet" (case 7);
+what came before [CLOSED] belongs to the mailbox that was open before (RFC 7162 section 3.2.11); a parameter that is
+offered and refused costs no mailbox.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pyroaring import BitMap
 from streams.errors import MailboxError, MailboxUnusable, MalformedAnswer
 from streams.imap.changes import MAX_KEPT_BYTES, kept_bytes, merge
 from streams.imap.channel import Channel
+from streams.imap.errors import CommandRejected, is_unspecific
 from streams.imap.protocol.codes import During
 from streams.imap.protocol.commands import Command, Part, UnsafeArgument, astring, sequence_set
 from streams.imap.protocol.fetch import flags_from
@@ -142,11 +144,31 @@ async def examine(channel: Channel, wire_name: bytes, qresync: QResync | None) -
         parts: tuple[Part, ...] = (astring(wire_name),)
     except UnsafeArgument:
         raise MailboxUnusable("the mailbox's name cannot be sent", code="mailbox_name_unsafe") from None
-    if qresync is not None and "QRESYNC" in channel.enabled:
+    use = ""
+    if qresync is not None and "QRESYNC" in channel.enabled and "EXAMINE=QRESYNC" not in channel.refused:
+        use = "EXAMINE=QRESYNC"
         known = b"" if qresync.known is None else b" " + sequence_set(qresync.known)
         parts += (b"(QRESYNC (%d %d%s))" % (qresync.uidvalidity, qresync.modseq, known),)
-    elif channel.has("CONDSTORE") and not channel.enabled & {"CONDSTORE", "QRESYNC"}:
+    elif (
+        channel.has("CONDSTORE")
+        and not channel.enabled & {"CONDSTORE", "QRESYNC"}
+        and "EXAMINE=CONDSTORE" not in channel.refused
+    ):
+        use = "EXAMINE=CONDSTORE"
         parts += (b"(CONDSTORE)",)
+    long = use == "EXAMINE=QRESYNC"
+    try:
+        return await _examine(channel, wire_name, parts, long=long)
+    except MailboxError as error:
+        if not use or not channel.alive or not is_unspecific(error):
+            raise
+        refusal = error
+    answer = await _examine(channel, wire_name, parts[:1], long=False)  # refused too: it is the mailbox
+    channel.refuse(use, error=refusal)
+    return answer
+
+
+async def _examine(channel: Channel, wire_name: bytes, parts: tuple[Part, ...], *, long: bool) -> Selected:
     channel.selected = None
     collector = SelectCollector(wire_name, channel.limits.max_unasked_fetches)
     try:
@@ -155,7 +177,7 @@ async def examine(channel: Channel, wire_name: bytes, qresync: QResync | None) -
         tagged = await channel.protocol.execute(
             Command("EXAMINE", parts),
             on_untagged=collector.take,
-            timeout_s=channel.limits.fetch_timeout_s if qresync is not None else channel.limits.command_timeout_s,
+            timeout_s=channel.limits.fetch_timeout_s if long else channel.limits.command_timeout_s,
             pauses=True,
         )
         try:
@@ -177,6 +199,13 @@ async def unselect(channel: Channel) -> None:
     """Leave the mailbox."""
     if channel.selected is None:
         return
-    await channel.run(Command("UNSELECT" if channel.has("UNSELECT") else "CLOSE"))
+    if not channel.has("UNSELECT"):
+        await channel.run(Command("CLOSE"))
+    else:
+        try:
+            await channel.run(Command("UNSELECT"))
+        except CommandRejected as error:
+            await channel.run(Command("CLOSE"))
+            channel.refuse("UNSELECT", error=error)
     channel.selected = None
     channel.protocol.state = "AUTH"

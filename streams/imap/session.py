@@ -20,7 +20,8 @@ from streams.imap import authenticating, listing, searching, selecting, waiting
 from streams.imap.channel import Channel
 from streams.imap.connection import ImapProtocol
 from streams.imap.credentials import Credential, CredentialSource
-from streams.imap.fetching import FetchStream, fetch_command
+from streams.imap.errors import CommandRejected
+from streams.imap.fetching import MODSEQ_USE, FetchStream, fetch_command, without_modseq
 from streams.imap.protocol.codes import During
 from streams.imap.protocol.commands import Command
 from streams.imap.protocol.responses import Namespaces
@@ -50,9 +51,10 @@ class ImapSession:
         capabilities: frozenset[str],
         *,
         authenticated: bool,
+        refused: set[str] | None = None,
     ) -> None:
         self._protocol = protocol
-        self._channel = Channel(protocol, endpoint, options, capabilities, authenticated=authenticated)
+        self._channel = Channel(protocol, endpoint, options, capabilities, authenticated=authenticated, refused=refused)
 
     def __repr__(self) -> str:
         return f"<ImapSession {'alive' if self.alive else 'ended'}>"
@@ -61,7 +63,7 @@ class ImapSession:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the server offers now, in upper case, without what `Options.disabled` hides."""
+        """What the server offers now, in upper case, without what `Options.disabled` hides or the server refused."""
         return self._channel.capabilities
 
     def has(self, capability: str) -> bool:
@@ -72,6 +74,11 @@ class ImapSession:
     def enabled(self) -> frozenset[str]:
         """What ENABLE switched on."""
         return self._channel.enabled
+
+    @property
+    def refused(self) -> frozenset[str]:
+        """What was offered and did not work, and is done without: capabilities, or uses such as `STATUS=MAILBOXID`."""
+        return frozenset(self._channel.refused)
 
     @property
     def alive(self) -> bool:
@@ -192,15 +199,33 @@ class ImapSession:
         """
         channel = self._channel
         async with channel.exclusive():
-            command = fetch_command(uids, items, changed_since, vanished=vanished)
+            if MODSEQ_USE in channel.refused and changed_since is None:
+                items = without_modseq(items)
             stream = FetchStream(self._protocol, channel.changes, uids, items, chunk, earlier=vanished)
-            async with aclosing(stream.run(command)) as parts:
+            async with aclosing(stream.run(fetch_command(uids, items, changed_since, vanished=vanished))) as parts:
+                async for part in parts:
+                    yield part
+            try:
+                channel.accept(stream.tagged, During.COMMAND)
+            except CommandRejected as error:
+                fewer = without_modseq(items)
+                if changed_since is not None or MODSEQ_USE in channel.proven or len(fewer) == len(items):
+                    raise
+                refusal = error
+            else:
+                if b"MODSEQ" in items:
+                    channel.proven.add(MODSEQ_USE)
+                return
+            # never answered yet: what was given out before the refusal was whole and may come once more
+            stream = FetchStream(self._protocol, channel.changes, uids, fewer, chunk, earlier=vanished)
+            async with aclosing(stream.run(fetch_command(uids, fewer, None, vanished=vanished))) as parts:
                 async for part in parts:
                     yield part
             channel.accept(stream.tagged, During.COMMAND)
+            channel.refuse(MODSEQ_USE, error=refusal)
 
     async def uid_search(self, criteria: bytes = b"ALL", *, returns: Literal["all", "bounds"] = "all") -> SearchAnswer:
-        """UIDs that match. By ESEARCH (RFC 4731) where offered, which answers in ranges.
+        """UIDs that match. By ESEARCH (RFC 4731) where offered, which answers in ranges; by SEARCH where it is refused.
 
         `returns="bounds"` asks for minimum, maximum and count alone; without ESEARCH they are taken from the full
         answer.

@@ -13,13 +13,16 @@ from typing import Any
 from streams.errors import ConnectionLost, MalformedAnswer
 from streams.imap.channel import Channel
 from streams.imap.connection import Exchange
+from streams.imap.errors import CommandRejected
 from streams.imap.protocol.codes import During
 from streams.imap.protocol.commands import Command, fetch_item
 from streams.imap.values import IdleOutcome
 
 
 async def idle(channel: Channel, timeout_s: float | None, wake: asyncio.Event | None) -> IdleOutcome:
-    """IDLE (RFC 2177) until something comes, `wake` is set, or the time is up."""
+    """IDLE (RFC 2177) until something comes, `wake` is set, or the time is up; at once where it is refused, which shows
+    in `has("IDLE")` from then on.
+    """
     if channel.changes.pending:
         return IdleOutcome.DATA
     channel.stirred.clear()
@@ -37,7 +40,11 @@ async def idle(channel: Channel, timeout_s: float | None, wake: asyncio.Event | 
         waits: set[asyncio.Future[Any]] = {begun, exchange.done}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if exchange.done.done():  # refused, or the connection ended
-            channel.accept(exchange.done.result(), During.COMMAND)
+            try:
+                channel.accept(exchange.done.result(), During.COMMAND)
+            except CommandRejected as error:
+                channel.refuse("IDLE", error=error)
+                return IdleOutcome.DATA if channel.has_changes() else IdleOutcome.RENEW
             raise MalformedAnswer("IDLE ended without having begun")
         exchange.deadline = None
         channel.protocol.arm()

@@ -39,17 +39,20 @@ class Sources(Protocol):
 class AccountLink:
     """What is remembered about reaching one account."""
 
-    __slots__ = ("account_id", "connection", "source")
+    __slots__ = ("account_id", "connection", "refused", "source")
 
     def __init__(self, account_id: str) -> None:
         self.account_id = account_id
         self.connection: AccountConnection | None = None
         self.source: CredentialSource | None = None
+        self.refused: set[str] = set()
+        """What its server offers and refuses (`ImapSession.refused`): not tried again with each connection."""
 
     def forget(self) -> None:
         """Something about the account changed: read it again before the next login."""
         self.connection = None
         self.source = None
+        self.refused.clear()
 
 
 class Connector:
@@ -134,6 +137,7 @@ class Connector:
                     options=self._options,
                     tls_context=self._tls,
                     address_policy=self._policy,
+                    refused=link.refused,
                 )
                 try:
                     await session.login(link.source)

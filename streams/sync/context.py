@@ -58,7 +58,7 @@ class Memory:
     trouble: Trouble
     checked: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
-    """Capabilities that are offered and do not work."""
+    """Capabilities that are offered and do not work; the account's sessions share it (`ImapSession.refused`)."""
 
 
 @dataclass(frozen=True, slots=True)

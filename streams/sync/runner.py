@@ -135,7 +135,7 @@ class AccountRunner:
         self._services = services
         self._settings = services.settings
         self._link = AccountLink(account_id)
-        self._memory = Memory(Trouble(services.settings.FETCH_WINDOW))
+        self._memory = Memory(Trouble(services.settings.FETCH_WINDOW), refused=self._link.refused)
         self._lock = asyncio.Lock()
         self._state: AccountState | None = None
         self._poll_wake = asyncio.Event()

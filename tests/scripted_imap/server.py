@@ -50,6 +50,9 @@ class Profile:
     tell_uidvalidity: bool = True
     restless: frozenset[str] = frozenset()  # mailboxes whose UIDVALIDITY changes at each SELECT (case 17)
     refused: dict[str, str] = field(default_factory=dict)  # mailbox -> text of the NO to SELECT and STATUS
+    refuses: dict[str, str] = field(
+        default_factory=dict
+    )  # pattern of commands -> "BAD ..." or "NO ...", without effect
     login_no: str | None = None  # text of the NO to every login
     max_connections: int | None = None  # over it the greeting is BYE
 
@@ -113,6 +116,11 @@ class _Session:
             arguments = " ".join(words[1:])
         self.server.counts[name] += 1
         self.server.commands.append(rest)
+        for pattern, refusal in self.profile.refuses.items():
+            if re.search(pattern, rest):
+                self.server.refused.append(rest)
+                await self.say(rest, [f"{tag} {refusal}\r\n".encode()])
+                return
         if name == "IDLE":
             await self.idle(tag, rest)
             return
@@ -614,7 +622,7 @@ class ImapServer:
     """Use as an async context manager; `port` is known inside.
 
     `counts` has how often each command came, `logins` how often each user got in, `commands` all lines after their
-    tags, `open` and `peak` the number of connections.
+    tags, `refused` those that the profile refuses, `open` and `peak` the number of connections.
     """
 
     def __init__(
@@ -633,6 +641,7 @@ class ImapServer:
         self.counts: Counter[str] = Counter()
         self.logins: Counter[str] = Counter()
         self.commands: list[str] = []
+        self.refused: list[str] = []
         self.tokens: list[str] = []
         self.open = 0
         self.peak = 0

@@ -360,6 +360,20 @@ async def test_case_74_a_refused_token_is_refreshed_once_and_without_a_time_out(
         session.abort()
 
 
+async def test_case_11_a_token_goes_after_the_plus_where_sasl_ir_is_refused() -> None:
+    made = Account("user", "token")
+    refuses = {r"^AUTHENTICATE XOAUTH2 .": "BAD too many arguments"}
+    async with ImapServer([made], Profile(BASE - {"AUTH=OAUTHBEARER"}, refuses=refuses)) as server:
+        refused: set[str] = set()
+        for _ in range(2):
+            session = await dial(server, refused=refused)
+            await session.login(OAuthToken("user", Secret("token")))
+            session.abort()
+        assert refused == {"SASL-IR"}
+        assert len(server.refused) == 1
+        assert server.tokens == ["token", "token"]
+
+
 async def test_case_74_the_token_is_fresh_for_each_authenticate() -> None:
     made = Account("user", "one")
     async with ImapServer([made], BASE) as server:
