@@ -28,7 +28,7 @@ from streams.contracts.topics import JOBS
 from streams.directory.accounts import AccountStore
 from streams.directory.postgres import open_pool
 from streams.directory.sources import CredentialSources
-from streams.imap.hosts import HostGate, HostPolicy
+from streams.imap.hosts import HostGate
 from streams.imap.session import ImapSession
 from streams.imap.tls import client_tls_context
 from streams.observer import RuntimeObserver
@@ -46,7 +46,7 @@ from streams.runtime.probes import Probe
 from streams.runtime.services import Check, Health, Service, Stage
 from streams.runtime.topics import topics_check
 from streams.settings import Settings
-from streams.sync.connections import AccountLink, Connector
+from streams.sync.connections import AccountLink, Connector, host_policy
 from streams.sync.hosting import Host
 from streams.sync.operations import Operations
 
@@ -208,7 +208,7 @@ def _connector(settings: Settings, directory: Directory, observer: RuntimeObserv
         settings,
         directory.store,
         directory.sources,
-        HostGate(HostPolicy(logins_per_s=settings.HOST_LOGINS_PER_S)),
+        HostGate(host_policy(settings)),
         client_tls_context(settings.IMAP_CA_FILE),
         observer,
     )

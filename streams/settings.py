@@ -112,6 +112,13 @@ class Settings(BaseSettings):
     HOST_LOGINS_PER_S: Positive = Field(
         10.0, description="Logins per second at one mail host, of all workers together."
     )
+    HOST_BACKFILL_MESSAGES_PER_S: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="History read from one mail host, of all workers together, in turns by account; 0 is unlimited.",
+    )
+    HOST_BACKFILL_BYTES_PER_S: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="The same in bytes received; 0 is unlimited."
+    )
     HOST_CONNECTIONS: Count = Field(10_000, description="Connections of one worker to one mail host, at most.")
     IMAP_COMMAND_TIMEOUT_S: Positive = Field(
         60.0, description="A command without an answer for this long ends the connection."

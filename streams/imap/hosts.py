@@ -1,9 +1,9 @@
-"""How often, and how many at once, this process may knock at one mail host; over all its accounts.
+"""How often, and how many at once, this process may knock at one mail host, and how fast it may read history there.
 
-A takeover makes thousands of accounts want to log in at the same moment; a host that is down makes them all fail. The
-gate turns both into a queue. Invariants: logins to one host never pass its rate, nor its number at once; who came
-first goes first; while a host refuses, one login at a time tries whether it is back; nobody waits without a deadline,
-and the queue has a bound.
+All accounts of the process share what a host allows. A takeover makes thousands of them want to log in at the same
+moment; a host that is down makes them all fail. The gate turns both into a queue. Invariants: logins to one host never
+pass its rate, nor its number at once; who came first goes first; while a host refuses, one login at a time tries
+whether it is back; nobody waits without a deadline, and the queue has a bound.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from streams.errors import CommandTimedOut, ConnectionLost, HostBusy, RetryLater
+from streams.imap.pacing import Pace, Rates, Turn
 
 _TIMER_LATE_S: Final = 0.005
 _MAX_IDLE_HOSTS: Final = 10_000
@@ -29,7 +30,7 @@ _HOST_DOWN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """Limits for each host. `logins_per_s` is shared evenly by the workers (`HostGate.set_workers`)."""
+    """Limits for each host. `logins_per_s` and `history` are shared evenly by the workers (`HostGate.set_workers`)."""
 
     logins_per_s: float = 10.0
     burst: int = 1  # logins that may start together after a quiet time
@@ -37,6 +38,7 @@ class HostPolicy:
     max_waiting: int = 50_000
     backoff_base_s: float = 1.0
     backoff_cap_s: float = 300.0
+    history: Rates = field(default_factory=Rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,14 @@ class HostState:
     logging_in: int
     failures: int  # in a row
     pause_s: float  # until the next login may start
+    history_waiting: int = 0  # accounts that want to read a window of history
 
 
 class _Host:
-    __slots__ = ("failures", "in_progress", "next_at", "pause_until", "timer", "waiters")
+    __slots__ = ("failures", "in_progress", "next_at", "pace", "pause_until", "timer", "waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
         self.waiters: deque[asyncio.Future[None]] = deque()
         self.in_progress = 0
         self.failures = 0
@@ -62,7 +66,8 @@ class _Host:
         self.timer: asyncio.TimerHandle | None = None
 
     def idle(self, now: float) -> bool:
-        return not (self.waiters or self.in_progress or self.failures) and self.next_at <= now
+        quiet = not (self.waiters or self.in_progress or self.failures) and self.next_at <= now
+        return quiet and self.pace.idle(now)
 
 
 class HostGate:
@@ -82,7 +87,7 @@ class HostGate:
         self._workers = 1
 
     def set_workers(self, count: int) -> None:
-        """How many workers share each host's login rate, as far as is known."""
+        """How many workers share each host's rates, as far as is known."""
         self._workers = max(1, count)
 
     @asynccontextmanager
@@ -112,11 +117,30 @@ class HostGate:
         """A session was told to wait, outside of a login. Holds back logins to the host."""
         self._pause(self._entry(host.lower().rstrip(".")), retry_after_s)
 
+    async def history_turn(self, host: str, *, timeout_s: float = 600.0) -> Turn:
+        """Wait until one more window of history may be read from the host; settle the turn in any case.
+
+        Raises:
+            RetryLater: no turn came in time, or too many wait already.
+        """
+        return await self._entry(host.lower().rstrip(".")).pace.turn(timeout_s)
+
+    def history_turn_now(self, host: str) -> Turn | None:
+        """A turn if nobody has to wait; else None."""
+        return self._entry(host.lower().rstrip(".")).pace.turn_now()
+
     def states(self) -> list[HostState]:
         """All hosts that anything is going on with."""
         now = self._clock()
         return [
-            HostState(host, len(entry.waiters), entry.in_progress, entry.failures, max(0.0, self._free_at(entry) - now))
+            HostState(
+                host,
+                len(entry.waiters),
+                entry.in_progress,
+                entry.failures,
+                max(0.0, self._free_at(entry) - now),
+                entry.pace.waiting,
+            )
             for host, entry in self._hosts.items()
             if not entry.idle(now)
         ]
@@ -128,8 +152,13 @@ class HostGate:
                 now = self._clock()
                 for name in [name for name, old in self._hosts.items() if old.idle(now)]:
                     del self._hosts[name]
-            entry = self._hosts[key] = _Host()
+            entry = self._hosts[key] = _Host(Pace(self._history_rates, self._clock, self._policy.max_waiting))
         return entry
+
+    def _history_rates(self) -> Rates:
+        """This worker's part."""
+        whole = self._policy.history
+        return Rates(whole.messages_per_s / self._workers, whole.bytes_per_s / self._workers)
 
     async def _turn(self, entry: _Host, timeout_s: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

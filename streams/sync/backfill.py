@@ -47,7 +47,6 @@ class Backfill:
         self._below: dict[tuple[str, int], BitMap] = {}
         self._held: dict[tuple[str, int], HeldRemovals] = {}
         self.read = 0
-        self.bytes = 0
 
     async def settle(self) -> None:
         """Wait until everything read is committed. Raises `ProducerLost`."""
@@ -106,14 +105,12 @@ class Backfill:
             size = max(1, min(size, record.limit_count - record.backfilled))
         window = self._before_suspects(box, rest[max(0, len(rest) - size) :])
         if window:
-            received = session.traffic.bytes_received
             started = time.monotonic()
             await reader.read(session, box, window, "backfill", held)
             self._adapt(time.monotonic() - started)
             record.floor = min(record.floor, window.min())
             record.backfilled += len(window)
             self.read += len(window)
-            self.bytes += session.traffic.bytes_received - received
             below -= BitMap(range(window.min(), (1 << 32) - 1))
             box.dirty = True
             await reader.flush()

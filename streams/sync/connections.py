@@ -15,7 +15,8 @@ from streams.errors import AccountError, CredentialsRefused, HostBusy, InsecureC
 from streams.imap.addresses import AddressPolicy
 from streams.imap.connecting import connect
 from streams.imap.credentials import CredentialSource
-from streams.imap.hosts import HostGate
+from streams.imap.hosts import HostGate, HostPolicy
+from streams.imap.pacing import Rates, Turn
 from streams.imap.session import ImapSession
 from streams.imap.values import Limits, Options
 from streams.observer import RuntimeObserver
@@ -53,6 +54,12 @@ class AccountLink:
         self.connection = None
         self.source = None
         self.refused.clear()
+
+
+def host_policy(settings: Settings) -> HostPolicy:
+    """What the settings allow at each mail host, all workers together."""
+    history = Rates(settings.HOST_BACKFILL_MESSAGES_PER_S, settings.HOST_BACKFILL_BYTES_PER_S)
+    return HostPolicy(logins_per_s=settings.HOST_LOGINS_PER_S, history=history)
 
 
 class Connector:
@@ -160,8 +167,16 @@ class Connector:
         else:
             session.abort()
 
+    def history_turn_now(self, host: str) -> Turn | None:
+        """The same without waiting; None when it has to be waited for."""
+        return self._gate.history_turn_now(host)
+
+    async def history_turn(self, host: str, *, timeout_s: float = 600.0) -> Turn:
+        """Wait until one more window of history may be read from the host. Raises `RetryLater`."""
+        return await self._gate.history_turn(host, timeout_s=timeout_s)
+
     def share(self, workers: int) -> None:
-        """How many workers there are: each takes its part of what a host may be asked for (`HOST_LOGINS_PER_S`)."""
+        """How many workers there are: each takes its part of what `HOST_LOGINS_PER_S` and the like allow."""
         self._gate.set_workers(workers)
 
     def slow_down(self, host: str, retry_after_s: float | None) -> None:

@@ -14,11 +14,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from streams.contracts import mailbox as events
 from streams.contracts import topics
@@ -44,6 +44,7 @@ from streams.errors import (
     RetryLater,
     ShardError,
 )
+from streams.imap.pacing import Rates, Turn
 from streams.imap.session import ImapSession
 from streams.observer import RuntimeObserver
 from streams.settings import Settings
@@ -391,67 +392,121 @@ class AccountRunner:
         """Whether the server asked for less (case 76): logins to it wait, and history is read by single windows."""
         if not session.take_changes().throttled:
             return False
-        connection = self._link.connection
-        if connection is not None:
-            self._services.connector.slow_down(connection.host.lower(), None)
+        if self._link.connection is not None:
+            self._services.connector.slow_down(self._host(), None)
         return True
 
     async def _read_history(self, shard_log: ShardLog, session: ImapSession, *, slowly: bool) -> bool:
-        """Windows of history until the next poll is due (True: another pass) or no more is to be read now (False)."""
+        """Windows of history until the next poll is due (True: another pass) or no more is to be read now (False).
+
+        Whoever waits for a rate leaves its place among the accounts that read to others, and its memory.
+        """
+        slots = self._services.backfills
         backfill: Backfill | None = None
-        async with self._services.backfills:
+        has_slot = False
+        try:
             while not self._stopping:
-                if not await self._may_read_history():
+                turn = await self._history_turn(patient=not has_slot)
+                if turn is None and has_slot:
+                    slots.release()
+                    has_slot = False
+                    async with self._lock:
+                        if self._state is not None:
+                            self._give_back_memory(self._state)
+                    continue
+                if turn is None:
                     return not self._stopping
-                async with self._lock:
-                    state = self._load(shard_log)
-                    if backfill is None or backfill.state is not state:
-                        account_pass = AccountPass(
-                            state, self._settings, self._services.observer, self._memory, wall=self._services.wall
-                        )
-                        backfill = Backfill(state, self._settings, self._memory, account_pass, wall=self._services.wall)
-                    read, received = backfill.read, backfill.bytes
-                    more = await backfill.step(session)
-                    self._seen(state)
-                    self._unmark(state, "poll")
-                    if not more:
-                        self._enter(_phase_of(state))
-                        self._publish_status(state)
-                        await backfill.settle()
-                        self._leave_quietly(state)
-                        break
-                self._pay(backfill.read - read, backfill.bytes - received)
+                read, mark = 0, session.traffic.bytes_received
+                try:
+                    if not has_slot:
+                        has_slot = bool(await self._unless_due(slots.acquire(), lambda _: slots.release()))
+                        if not has_slot:
+                            return not self._stopping
+                    async with self._lock:
+                        state = self._load(shard_log)
+                        if backfill is None or backfill.state is not state:
+                            backfill = self._new_backfill(state)
+                        before = backfill.read
+                        more = await backfill.step(session)
+                        read = backfill.read - before
+                        self._seen(state)
+                        self._unmark(state, "poll")
+                        if not more:
+                            self._enter(_phase_of(state))
+                            self._publish_status(state)
+                            await backfill.settle()
+                            self._leave_quietly(state)
+                            return False
+                finally:
+                    self._pay(turn, read, session.traffic.bytes_received - mark)
                 if slowly or self._throttled(session):
                     return False
                 await asyncio.sleep(0)
+        finally:
+            if has_slot:
+                slots.release()
         return False
 
-    def _pay(self, messages: int, received: int) -> None:
-        """History within BACKFILL_MESSAGES_PER_S and BACKFILL_BYTES_PER_S: when the next window may be read."""
-        settings = self._settings
-        seconds = 0.0
-        if settings.BACKFILL_MESSAGES_PER_S > 0:
-            seconds = messages / settings.BACKFILL_MESSAGES_PER_S
-        if settings.BACKFILL_BYTES_PER_S > 0:
-            seconds = max(seconds, received / settings.BACKFILL_BYTES_PER_S)
-        self._history_at = max(self._history_at, self._services.wall()) + seconds
+    def _new_backfill(self, state: AccountState) -> Backfill:
+        account_pass = AccountPass(
+            state, self._settings, self._services.observer, self._memory, wall=self._services.wall
+        )
+        return Backfill(state, self._settings, self._memory, account_pass, wall=self._services.wall)
 
-    async def _throttle(self, messages: int, received: int) -> None:
-        """Pay for a window, and wait until the rates allow the next."""
-        self._pay(messages, received)
-        while not self._stopping and (left := self._history_at - self._services.wall()) > 0:
-            await asyncio.sleep(min(left, 1.0))
-
-    async def _may_read_history(self) -> bool:
-        """Wait until the rates allow another window. False: a poll is due first, or the runner stops."""
-        while not self._stopping:
-            now = self._services.wall()
-            if now >= self.next_poll_at:
-                return False
-            if now >= self._history_at:
-                return True
+    async def _history_turn(self, *, patient: bool) -> Turn | None:
+        """Leave to read one window, of the account's rates and of the host's. None: a poll is due first, the runner
+        stops, or (not `patient`) it has to be waited for.
+        """
+        while self._history_at > (now := self._services.wall()) and not self._stopping and now < self.next_poll_at:
+            if not patient:
+                return None
             await _wait(self._poll_wake, min(self._history_at, self.next_poll_at) - now)
-        return False
+        if self._stopping or self._services.wall() >= self.next_poll_at:
+            return None
+        connector, host = self._services.connector, self._host()
+        turn = connector.history_turn_now(host)
+        if turn is None and patient:
+            turn = await self._unless_due(
+                connector.history_turn(host, timeout_s=2 * self._interval()), lambda turn: turn.settle(0, 0)
+            )
+        return turn
+
+    async def _unless_due(self, waiting: Coroutine[Any, Any, _T], give_back: Callable[[_T], None]) -> _T | None:
+        """What is waited for; None when a poll is due, or the runner stops, before it comes. `give_back` gets what came
+        when nobody wanted it any more.
+        """
+        task = asyncio.ensure_future(waiting)
+        taken = False
+        try:
+            while not task.done():
+                left = self.next_poll_at - self._services.wall()
+                if self._stopping or left <= 0:
+                    return None
+                wake = asyncio.ensure_future(self._poll_wake.wait())
+                try:
+                    await asyncio.wait({task, wake}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    wake.cancel()
+                if wake.done():
+                    self._poll_wake.clear()
+            taken = True
+            return task.result()
+        finally:
+            if not taken:
+                task.cancel()
+                await asyncio.wait({task})
+                if not task.cancelled() and task.exception() is None:
+                    give_back(task.result())
+
+    def _host(self) -> str:
+        connection = self._link.connection
+        return connection.host.lower() if connection is not None else ""
+
+    def _pay(self, turn: Turn, messages: int, received: int) -> None:
+        """What a window cost: to the host's rates, and to the account's own, which say when its next may be read."""
+        turn.settle(messages, received)
+        own = Rates(self._settings.BACKFILL_MESSAGES_PER_S, self._settings.BACKFILL_BYTES_PER_S)
+        self._history_at = max(self._history_at, self._services.wall()) + own.seconds(messages, received)
 
     async def _begin_work(self, shard_log: ShardLog, what: str) -> None:
         """Leave a mark that work has begun; found later, it says that the process did not live to take it away."""
@@ -637,21 +692,27 @@ class AccountRunner:
         added = 0
         async with self._session("command") as session:
             while not self._stopping:
-                async with self._lock:
-                    state = self._load(shard_log)
-                    if backfill is None or backfill.state is not state:
-                        account_pass = AccountPass(
-                            state, self._settings, self._services.observer, self._memory, wall=self._services.wall
-                        )
-                        backfill = Backfill(state, self._settings, self._memory, account_pass, wall=self._services.wall)
-                    before = state.emitted["message.added"]
-                    more = await backfill.step(session, only=mailbox_ids)
-                    added += state.emitted["message.added"] - before
-                    report(state, backfill.read)
-                    if not more:
-                        await backfill.settle()
-                        self._leave_quietly(state)
-                        return added
+                if (left := self._history_at - self._services.wall()) > 0:
+                    await asyncio.sleep(min(left, 1.0))
+                    continue
+                turn = await self._services.connector.history_turn(self._host())
+                read, mark = 0, session.traffic.bytes_received
+                try:
+                    async with self._lock:
+                        state = self._load(shard_log)
+                        if backfill is None or backfill.state is not state:
+                            backfill = self._new_backfill(state)
+                        emitted, before = state.emitted["message.added"], backfill.read
+                        more = await backfill.step(session, only=mailbox_ids)
+                        read = backfill.read - before
+                        added += state.emitted["message.added"] - emitted
+                        report(state, backfill.read)
+                        if not more:
+                            await backfill.settle()
+                            self._leave_quietly(state)
+                            return added
+                finally:
+                    self._pay(turn, read, session.traffic.bytes_received - mark)
                 await asyncio.sleep(0)
         raise RetryLater("the runner stops", code="stopping")
 
@@ -671,13 +732,17 @@ class AccountRunner:
 
     def _leave_quietly(self, state: AccountState) -> None:
         self._seen(state)
-        if state.pending:
+        if state.pending or self.tier != "hot":
             self._state = None
-        elif self.tier == "hot":
-            for box in state.mailboxes.values():
-                box.release()
         else:
-            self._state = None
+            self._give_back_memory(state)
+
+    def _give_back_memory(self, state: AccountState) -> None:
+        """Drop what can be read again. The caller holds the lock."""
+        if state.pending:
+            return
+        for box in state.mailboxes.values():
+            box.release()
 
     def _seen(self, state: AccountState) -> None:
         """Take over what others want to know of the state."""
@@ -858,8 +923,7 @@ class AccountRunner:
     async def _session(self, purpose: str) -> AsyncIterator[ImapSession]:
         """A session for as long as it is used; closed with LOGOUT, or dropped when its work was cancelled."""
         session = await self._services.connector.open(self._link)
-        connection = self._link.connection
-        host = connection.host.lower() if connection is not None else ""
+        host = self._host()
         reason = purpose
         try:
             yield session

@@ -308,7 +308,15 @@ async def test_case_18_failures_that_harm_nobody_do_not_count(account: Account, 
     assert record.unfinished <= 1
 
 
-@pytest.mark.parametrize(("limit", "value"), [("BACKFILL_MESSAGES_PER_S", 40.0), ("BACKFILL_BYTES_PER_S", 12_000.0)])
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        ("BACKFILL_MESSAGES_PER_S", 40.0),
+        ("BACKFILL_BYTES_PER_S", 12_000.0),
+        ("HOST_BACKFILL_MESSAGES_PER_S", 40.0),
+        ("HOST_BACKFILL_BYTES_PER_S", 12_000.0),
+    ],
+)
 async def test_s17_history_keeps_its_rate_and_live_mail_does_not_wait(
     limit: str, value: float, account: Account, run: Run
 ) -> None:
@@ -326,6 +334,38 @@ async def test_s17_history_keeps_its_rate_and_live_mail_does_not_wait(
     await settled(running, account)
     assert loop.time() - began > 1.2
     assert live < 1.2
+
+
+async def test_s17_history_that_waits_keeps_no_poll_waiting(account: Account, run: Run) -> None:
+    """Every place to read history is taken by others: a warm account is polled on its schedule all the same."""
+    fill(account, 20)
+    running = await run(QRESYNC, POLL_WARM=0.2)
+    slots = running.runner._services.backfills
+    for _ in range(4):
+        await slots.acquire()
+    await running.start()
+    await until(lambda: running.runner.last_sync_at is not None)
+    account.mailboxes["INBOX"].deliver(letter(500))
+    await until(lambda: any(e["type"] == "message.added" and e["uid"] == 21 for e in running.events()))
+    assert not any(e["type"] == "message.added" and e["uid"] < 21 for e in running.events())
+    for _ in range(4):
+        slots.release()
+    await settled(running, account)
+    await running.runner.stop(2.0)
+    assert slots._value == 4
+
+
+async def test_s17_an_account_that_waits_for_its_rate_leaves_its_place_to_others(account: Account, run: Run) -> None:
+    """The rate of one account or host holds up nobody else's history."""
+    fill(account, 60)
+    running = await run(QRESYNC, FETCH_WINDOW=10, FETCH_CHUNK=10, POLL_WARM=30.0, HOST_BACKFILL_MESSAGES_PER_S=20.0)
+    running.runner._memory.trouble.window = 10
+    slots = running.runner._services.backfills
+    await running.start()
+    await until(lambda: any(e["type"] == "message.added" for e in running.events()))
+    await until(lambda: slots._value == 4, what="no place is held while waiting")
+    assert running.gate.states()[0].history_waiting == 1
+    await settled(running, account)
 
 
 async def test_s11_s16_last_poll_is_recorded_and_inherited(account: Account, run: Run) -> None:
