@@ -13,6 +13,7 @@ run do not notice, and the one whose write failed starts over as it does after a
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import shutil
 import struct
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rocksdict import AccessType, BlockBasedOptions, Cache, DbClosedError, Options, Rdict, ReadOptions, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
 
 from streams.errors import ConfigurationError
 
@@ -43,9 +44,16 @@ class MirrorStore:
         try:
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._open()
+            self._handle: Rdict | None = self._open()
         except Exception as error:
             raise ConfigurationError(f"DATA_DIR: {self._path} cannot be used: {str(error)[:200]}") from None
+
+    @property
+    def _db(self) -> Rdict:
+        """The database. Raises `OSError` while it cannot be opened anew."""
+        if self._handle is None:
+            raise OSError("the local store could not be opened anew")
+        return self._handle
 
     def get(self, partition: int, key: str) -> bytes | None:
         """Value of a key, if present."""
@@ -110,24 +118,32 @@ class MirrorStore:
 
     def close(self) -> None:
         """Close the database and remove it."""
-        self._db.close()
+        with contextlib.suppress(Exception):
+            self._db.close()
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _write(self, change: Callable[[Rdict], None]) -> None:
         """Make a change; open the database anew before it when an earlier one failed. Writers may be in any thread."""
         with self._lock:
             if self._failed:
-                # Closing says so when the last try got no further than this.
-                with contextlib.suppress(DbClosedError):
-                    self._db.close()
-                self._db = self._open()
-                self._failed = False
+                self._reopen()
                 log.warning("the local store was opened anew after a write that failed")
             try:
                 change(self._db)
             except Exception:
                 self._failed = True
                 raise
+
+    def _reopen(self) -> None:
+        # A database that failed refuses to close, too, and keeps its lock; without a reference to it, it goes away.
+        failed, self._handle = self._handle, None
+        if failed is not None:
+            with contextlib.suppress(Exception):
+                failed.close()
+        del failed
+        gc.collect()
+        self._handle = self._open()
+        self._failed = False
 
     def _open(self) -> Rdict:
         options = Options(raw_mode=True)

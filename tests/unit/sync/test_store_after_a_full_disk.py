@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 SCRIPT = """
-import resource, sys
+import os, resource, sys
 from pathlib import Path
 from streams.sync.store import MirrorStore
 
@@ -19,12 +19,13 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))
 written, refused = 0, 0
 for number in range(40):
     try:
-        store.apply(1, {f"m{number}": bytes(16 << 10)}, 8 + number)
+        store.apply(1, {f"m{number}": os.urandom(16 << 10)}, 8 + number)
         written += 1
         last = number
     except Exception:
         refused += 1
-        assert store.get(1, "before") == b"kept" if refused == 1 else True
+        if refused == 3:
+            break
 assert written and refused, (written, refused)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 store.apply(2, {"after": b"works"}, 3)
