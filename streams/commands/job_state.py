@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from streams.commands.ports import CommandState
+from streams.contracts.codec import encode
+from streams.contracts.commands import AnyJobState, JobState, JobWriterState
 from streams.errors import MirrorDamaged
 
 WRITER_KEY: Final = b"writer"
@@ -22,27 +24,7 @@ REMEMBERED_FOR: Final = timedelta(days=8)
 """Longer than a command is kept in its topic (7 days)."""
 
 
-class StateRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="what", tag="command"):
-    """One command."""
-
-    account_id: str
-    command_id: str
-    attempts: int
-    offset: int
-    at: datetime
-    concluded: Literal["success", "failure"] | None = None
-
-
-class WriterRecord(msgspec.Struct, frozen=True, tag_field="what", tag="writer"):
-    """Who wrote last: `run` names one opening of a lane, `entries` counts what it has committed."""
-
-    run: str
-    entries: int
-    worker: str
-
-
-_ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(StateRecord | WriterRecord)
+_DECODER: Final[msgspec.json.Decoder[AnyJobState]] = msgspec.json.Decoder(AnyJobState)
 
 
 def state_key(account_id: str, command_id: str) -> bytes:
@@ -52,16 +34,21 @@ def state_key(account_id: str, command_id: str) -> bytes:
 
 def encode_state(state: CommandState) -> tuple[bytes, bytes]:
     """Key and value."""
-    return state_key(state.account_id, state.command_id), _ENCODER.encode(
-        StateRecord(
-            state.account_id, state.command_id, state.attempts, state.offset, state.at, concluded=state.concluded
+    return state_key(state.account_id, state.command_id), encode(
+        JobState(
+            account_id=state.account_id,
+            command_id=state.command_id,
+            attempts=state.attempts,
+            offset=state.offset,
+            at=state.at,
+            concluded=state.concluded,
         )
     )
 
 
 def encode_writer(run: str, entries: int, worker: str) -> tuple[bytes, bytes]:
     """Key and value."""
-    return WRITER_KEY, _ENCODER.encode(WriterRecord(run, entries, worker))
+    return WRITER_KEY, encode(JobWriterState(run=run, entries=entries, worker=worker))
 
 
 class CommandMemory:
@@ -70,7 +57,7 @@ class CommandMemory:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._states: OrderedDict[bytes, CommandState] = OrderedDict()
-        self.writer: WriterRecord | None = None
+        self.writer: JobWriterState | None = None
 
     def __len__(self) -> int:
         return len(self._states)
@@ -97,9 +84,9 @@ class CommandMemory:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise MirrorDamaged(f"the record {key[:100]!r} of sync.jobs.state cannot be read") from None
         match record:
-            case WriterRecord():
+            case JobWriterState():
                 self.writer = record
-            case StateRecord():
+            case JobState():
                 if key != state_key(record.account_id, record.command_id):
                     raise MirrorDamaged(f"the record {key[:100]!r} of sync.jobs.state is of another command")
                 self._states[key] = CommandState(

@@ -1,4 +1,4 @@
-"""Commands and what is said about them: `sync.commands`, `sync.jobs`, `sync.command_events`."""
+"""Commands and what is said about them: `sync.commands`, `sync.jobs`, `sync.command_events`, `sync.jobs.state`."""
 
 from __future__ import annotations
 
@@ -61,4 +61,27 @@ class CommandFailure(CommandEvent, frozen=True, kw_only=True, tag="failure"):
     attempts: int = 1
 
 
+class JobState(Record, frozen=True, kw_only=True, tag_field="what", tag="command"):
+    """`sync.jobs.state`, key account_id/command_id, internal: how many attempts of a job have begun, and how it ended.
+
+    `offset` is its place in `sync.jobs`.
+    """
+
+    account_id: Uuid
+    command_id: Token
+    attempts: Annotated[int, msgspec.Meta(ge=0)]
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    at: Timestamp
+    concluded: Literal["success", "failure"] | None = None
+
+
+class JobWriterState(Record, frozen=True, kw_only=True, tag_field="what", tag="writer"):
+    """`sync.jobs.state`, key `writer`, internal: which opening of a partition wrote last, how many entries."""
+
+    run: str
+    entries: Annotated[int, msgspec.Meta(ge=0)]
+    worker: str
+
+
+AnyJobState = JobState | JobWriterState
 AnyCommandEvent = CommandStarted | CommandProgress | CommandSuccess | CommandFailure

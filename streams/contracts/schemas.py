@@ -60,6 +60,7 @@ MESSAGES: Final[tuple[Message, ...]] = (
     Message(topics.TIER_CHANGED, topics.TIER_CHANGED, account.AccountTierChanged, "out"),
     Message(topics.SYNC_STATUS, topics.SYNC_STATUS, account.AccountSyncStatus, "out"),
     *_tagged(topics.COMMAND_EVENTS, commands.AnyCommandEvent.__args__),
+    *_tagged(topics.JOB_STATE, commands.AnyJobState.__args__),
     Message(topics.HEAT, topics.HEAT, account.AccountHeat, "out"),
     Message(topics.USER_ACCOUNTS, topics.USER_ACCOUNTS, account.UserAccount, "out"),
 )

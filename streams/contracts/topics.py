@@ -77,8 +77,8 @@ _BASE: Final = (
     TopicSpec(COMMAND_EVENTS, "account_id", "what became of each command", retention_ms=7 * _DAY_MS),
     TopicSpec(
         JOB_STATE,
-        "account_id/what",
-        "which jobs are concluded (binary)",
+        "account_id/command_id",
+        "which jobs have begun and which are concluded (JSON)",
         compacted=True,
         public=False,
         extra=_COMPACT_SMALL,

@@ -1,7 +1,8 @@
 """Where an export is written: one directory below EXPORT_DIR, on a file system or an object store (fsspec).
 
 Blocking; called in threads. Invariants: every path is below the root after links are resolved; a file appears whole or
-not at all (a file system gets a temporary name first, object stores are atomic by themselves).
+not at all (a file system gets a temporary name first, object stores are atomic by themselves). Whatever goes wrong is a
+`DestinationRefused` or a `DestinationFailed`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import fsspec
 
+from streams.commands.export.failures import destination_errors, judged
 from streams.errors import ConfigurationError
 
 _SEGMENT: Final = re.compile(r"[^/\\\0]{1,255}", re.DOTALL)
@@ -35,18 +37,24 @@ class Destination:
             filesystem, root = fsspec.core.url_to_fs(export_dir)
         except (ImportError, ValueError) as error:
             raise ConfigurationError(f"EXPORT_DIR: {error}") from None
+        except Exception as error:  # a store that is asked at once, with whatever its library raises
+            raise judged(error) from None
         return cls(filesystem, root, segments)
 
     def write(self, segments: Sequence[str], data: bytes, *, durable: bool = False) -> str:
-        """Write a file, replacing one of that name; returns its path below this directory. Raises `OSError`.
+        """Write a file, replacing one of that name; returns its path below this directory.
 
         `durable` waits until it is on the disk, and everything of its directory that was written before.
         """
         path = self._join(self._base, segments)
-        if not self._local:
-            self._fs.pipe_file(path, data)
-            return "/".join(segments)
-        target = Path(path)
+        with destination_errors():
+            if self._local:
+                self._write_locally(Path(path), data, durable=durable)
+            else:
+                self._fs.pipe_file(path, data)
+        return "/".join(segments)
+
+    def _write_locally(self, target: Path, data: bytes, *, durable: bool) -> None:
         self._make_directory(target.parent)
         temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.part")
         try:
@@ -61,28 +69,31 @@ class Destination:
             raise
         if durable:
             _sync_directory(target.parent)
-        return "/".join(segments)
 
     def make(self, segments: Sequence[str]) -> None:
         """Make a directory; object stores have none."""
         if self._local:
-            self._make_directory(Path(self._join(self._base, segments)))
+            with destination_errors():
+                self._make_directory(Path(self._join(self._base, segments)))
 
     def read(self, segments: Sequence[str]) -> bytes | None:
-        """A file's content, None when there is none. Raises `OSError`."""
-        try:
-            content: bytes = self._fs.cat_file(self._join(self._base, segments))
-        except FileNotFoundError:
-            return None
-        return content
+        """A file's content, None when there is none."""
+        path = self._join(self._base, segments)
+        with destination_errors():
+            try:
+                content: bytes = self._fs.cat_file(path)
+            except FileNotFoundError:
+                return None
+            return content
 
     def names(self, segments: Sequence[str]) -> list[str]:
         """Names of the files in a directory, sorted; none when it does not exist."""
         path = self._join(self._base, segments)
-        try:
-            found = self._fs.ls(path, detail=False, refresh=True)
-        except FileNotFoundError:
-            return []
+        with destination_errors():
+            try:
+                found = self._fs.ls(path, detail=False, refresh=True)
+            except FileNotFoundError:
+                return []
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
 
     @property

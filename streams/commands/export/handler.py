@@ -15,6 +15,7 @@ import structlog
 
 from streams.commands.export.arguments import Export, parse_uids
 from streams.commands.export.destination import Destination
+from streams.commands.export.failures import DestinationFailed, DestinationRefused
 from streams.commands.export.formats import ExportedMessage, eml_name, maildir_name, mbox_file
 from streams.commands.export.manifest import DestinationTaken, Header, Line, Manifest, ManifestDamaged
 from streams.commands.export.names import directory_name
@@ -70,7 +71,10 @@ class Exporter:
         """Run one export, or what is left of it."""
         if self._export_dir is None:
             raise TaskFailed("export_off", "EXPORT_DIR is not set: this installation exports nothing")
-        destination = Destination.below(self._export_dir, (task.account_id, args.to or _directory_of(task.command_id)))
+        segments = (task.account_id, args.to or _directory_of(task.command_id))
+        with _storage_failures():
+            # In a thread: a store's library is imported and asked here.
+            destination = await in_thread(Destination.below, self._export_dir, segments)
         manifest = Manifest(destination)
         header = Header(task.account_id, args.digest(), args.format, msgspec.to_builtins(args))
         with _storage_failures():
@@ -282,20 +286,14 @@ def _directory_of(command_id: str) -> str:
 
 @contextlib.contextmanager
 def _storage_failures() -> Iterator[None]:
-    """What is wrong with the destination, as failures of the task. Texts of foreign errors may hold credentials."""
+    """What is wrong with the destination, as failures of the task."""
     try:
         yield
     except DestinationTaken as error:
         raise TaskFailed("destination_taken", str(error)) from None
     except ManifestDamaged as error:
         raise TaskFailed("manifest_damaged", str(error)) from None
-    except PermissionError as error:
-        raise TaskFailed("destination_refused", f"the destination may not be written ({_reason(error)})") from None
-    except OSError as error:
-        raise TaskFailed(
-            "destination_failed", f"the destination cannot be written ({_reason(error)})", retryable=True
-        ) from None
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or type(error).__name__
+    except DestinationRefused as error:
+        raise TaskFailed("destination_refused", str(error)) from None
+    except DestinationFailed as error:
+        raise TaskFailed("destination_failed", str(error), retryable=True) from None

@@ -84,7 +84,7 @@ class Manifest:
         self.skipped = 0
 
     def begin(self, header: Header) -> None:
-        """Take up what is there, or begin. Raises `DestinationTaken`, `ManifestDamaged`, `OSError`."""
+        """Take up what is there, or begin. Raises `DestinationTaken`, `ManifestDamaged`, or what `Destination` does."""
         found = self._destination.read(HEADER)
         if found is None:
             self._destination.write(HEADER, _ENCODER.encode(header), durable=True)
@@ -116,7 +116,7 @@ class Manifest:
         return self._done[mailbox, uidvalidity]
 
     def add(self, lines: Sequence[Line]) -> None:
-        """Write a part; what it lists is there already. Raises `OSError`."""
+        """Write a part; what it lists is there already. Raises what `Destination` does."""
         number = self.next_part
         content = b"\n".join(_ENCODER.encode(line) for line in lines) + b"\n"
         self._destination.write((PARTS, f"{number:06d}.jsonl"), content, durable=True)
@@ -125,7 +125,7 @@ class Manifest:
             self._note(line)
 
     def finish(self, account_id: str, command_id: str, kind: str, at: datetime) -> Summary:
-        """Write the end. Raises `OSError`."""
+        """Write the end. Raises what `Destination` does."""
         summary = Summary(
             account_id=account_id,
             command_id=command_id,

@@ -13,22 +13,23 @@ from streams.commands.ports import CommandState
 from streams.errors import MirrorDamaged
 
 NOW = datetime(2026, 1, 10, tzinfo=UTC)
+ACCOUNT = "6f3ed3b0-6f0a-4f7e-9b39-0c2f6a4f1c11"
 
 
 def state(name: str, offset: int, age: timedelta = timedelta(0)) -> CommandState:
-    return CommandState("account", name, 1, "success", offset, NOW - age)
+    return CommandState(ACCOUNT, name, 1, "success", offset, NOW - age)
 
 
 def test_w15_records_are_read_back_as_they_were_written() -> None:
     memory = CommandMemory(10)
     key, value = encode_state(state("c", 3))
     memory.load(key, value)
-    assert memory.get("account", "c") == state("c", 3)
+    assert memory.get(ACCOUNT, "c") == state("c", 3)
     memory.load(*encode_writer("run", 7, "w"))
     assert memory.writer is not None
     assert (memory.writer.run, memory.writer.entries) == ("run", 7)
     memory.load(key, None)
-    assert memory.get("account", "c") is None
+    assert memory.get(ACCOUNT, "c") is None
 
 
 @pytest.mark.parametrize(
@@ -46,9 +47,9 @@ def test_old_ones_are_forgotten_and_what_may_come_again_is_not() -> None:
     memory.put(state("old", 1, old))
     memory.put(state("old but unfinished before it", 20, old))
     memory.put(state("new", 2))
-    assert memory.expire(NOW, 10, at_most=5) == [state_key("account", "old")]
-    assert memory.get("account", "old but unfinished before it") is not None
-    assert memory.get("account", "new") is not None
+    assert memory.expire(NOW, 10, at_most=5) == [state_key(ACCOUNT, "old")]
+    assert memory.get(ACCOUNT, "old but unfinished before it") is not None
+    assert memory.get(ACCOUNT, "new") is not None
 
 
 @given(count=st.integers(0, 40), limit=st.integers(1, 20), position=st.integers(0, 40), at_most=st.integers(1, 50))
@@ -60,7 +61,7 @@ def test_property_memory_is_bounded_but_never_loses_what_lies_beyond_the_positio
         memory.put(state(f"c{offset}", offset))
     expired = memory.expire(NOW, position, at_most)
     assert len(expired) <= at_most
-    kept = {offset for offset in range(count) if memory.get("account", f"c{offset}") is not None}
+    kept = {offset for offset in range(count) if memory.get(ACCOUNT, f"c{offset}") is not None}
     assert set(range(position, count)) <= kept
     if at_most == 50:
         assert len(kept) <= max(limit, count - position)

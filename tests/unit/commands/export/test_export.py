@@ -61,7 +61,7 @@ def account(count: int = 5) -> Account:
 
 
 @contextlib.asynccontextmanager
-async def exporting(server: ImapServer, directory: Path | None, **limits: Any) -> AsyncIterator[Rig]:
+async def exporting(server: ImapServer, directory: Path | str | None, **limits: Any) -> AsyncIterator[Rig]:
     exporter = Exporter(ServerSessions(server.port), str(directory) if directory else None, max_message_bytes=100_000)
     async with running(Rig(exporter.handlers(), **limits)) as rig:
         yield rig

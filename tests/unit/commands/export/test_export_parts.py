@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from streams.commands.export.arguments import Export, parse_uids
 from streams.commands.export.destination import Destination
+from streams.commands.export.failures import DestinationRefused
 from streams.commands.export.formats import ExportedMessage, eml_name, maildir_name, mbox_file
 from streams.commands.export.names import MAX_BYTES, directory_name
 from streams.commands.export.planning import groups, uid_set
@@ -174,7 +175,7 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "root/account").mkdir(parents=True)
     (tmp_path / "root/account/box").symlink_to(tmp_path / "outside")
     destination = Destination.below(str(tmp_path / "root"), ("account",))
-    with pytest.raises(PermissionError):
+    with pytest.raises(DestinationRefused):
         destination.write(("box", "1.eml"), b"")
     assert list((tmp_path / "outside").iterdir()) == []
 
