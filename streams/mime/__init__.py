@@ -15,7 +15,7 @@ input and bounded by limits that are values. Imports nothing else of this projec
 
 from __future__ import annotations
 
-from streams.mime.headers import HEADER_FIELDS, parse_headers
+from streams.mime.headers import HEADER_FIELDS, parse_headers, parse_headers_and_identity
 from streams.mime.identity import IDENTITY_FIELDS, canonical_identity
 from streams.mime.message import parse_message, part_content
 from streams.mime.preview import message_preview, preview
@@ -52,6 +52,7 @@ __all__ = [
     "leaves_of_structure",
     "message_preview",
     "parse_headers",
+    "parse_headers_and_identity",
     "parse_message",
     "part_content",
     "preview",

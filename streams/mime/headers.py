@@ -17,6 +17,7 @@ from streams.mime import defects as d
 from streams.mime.addresses import parse_addresses
 from streams.mime.dates import parse_date
 from streams.mime.fields import select, unfolded_block
+from streams.mime.identity import canonical_form, canonical_identity
 from streams.mime.text import clean, collapse, decode_field, decode_words, limit
 from streams.mime.values import Address, HeaderLimits, Headers
 
@@ -37,6 +38,9 @@ HEADER_FIELDS: Final = (
 """The fields :func:`parse_headers` reads, in the form a ``HEADER.FIELDS`` request wants them."""
 
 DEFAULT_LIMITS: Final = HeaderLimits()
+
+_WITHIN_ALL_LIMITS: Final = DEFAULT_LIMITS.max_lines
+"""Octets of a block that no limit of this module or of the identity cuts, whatever it holds."""
 
 # As senders write them, so that most names need no lower().
 _KNOWN: Final[dict[str, str]] = {
@@ -66,9 +70,23 @@ def parse_headers(raw: bytes, *, limits: HeaderLimits = DEFAULT_LIMITS) -> Heade
     """
     defects: set[str] = set()
     block = unfolded_block(raw, limits, defects)
+    return _values(block, select(block, _KNOWN), limits, defects)
+
+
+def parse_headers_and_identity(raw: bytes) -> tuple[Headers, bytes]:
+    """What :func:`parse_headers` and :func:`canonical_identity` say of ``raw``; the fields are split only once."""
+    if len(raw) > _WITHIN_ALL_LIMITS:
+        return parse_headers(raw), canonical_identity(raw)
+    defects: set[str] = set()
+    block = unfolded_block(raw, DEFAULT_LIMITS, defects)
+    selected = select(block, _KNOWN)
+    return _values(block, selected, DEFAULT_LIMITS, defects), canonical_form(selected)
+
+
+def _values(block: str, selected: list[tuple[str, str]], limits: HeaderLimits, defects: set[str]) -> Headers:
     fields: dict[str, str] = {}
     repeated: dict[str, list[str]] = {}
-    for name, body in select(block, _KNOWN):
+    for name, body in selected:
         if name in fields:
             repeated.setdefault(name, []).append(body)
         else:

@@ -7,6 +7,7 @@ empty one. It is itself a header block, of which it is the canonical form.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from streams.mime.fields import select, unfolded_block
@@ -32,8 +33,15 @@ def canonical_identity(raw: bytes) -> bytes:
     they stand in. Runs of white space in bodies are one blank, none at the ends. Bytes are otherwise kept as they are.
     Reads the first MiB of the block. Never raises on content.
     """
+    return canonical_form(select(unfolded_block(raw, _LIMITS, set()), _KNOWN))
+
+
+def canonical_form(fields: Iterable[tuple[str, str]]) -> bytes:
+    """The same of fields that were selected already; those of other names count for nothing."""
     lines: dict[str, list[bytes]] = {}
-    for name, body in select(unfolded_block(raw, _LIMITS, set()), _KNOWN):
+    for name, body in fields:
+        if name not in _PREFIX:
+            continue
         # As bytes: to str.split() the second byte of many a UTF-8 character is a blank.
         collapsed = b" ".join(body.encode("latin-1").split())
         if name in lines:

@@ -14,7 +14,7 @@ from streams.contracts import mailbox as events
 from streams.domain import mirror
 from streams.domain.identity import Basis, identity_from_content, identity_from_server_id
 from streams.imap.values import FetchedMessage
-from streams.mime import LOOP_FRIENDLY_BYTES, attachments_from_structure, canonical_identity, parse_headers
+from streams.mime import LOOP_FRIENDLY_BYTES, attachments_from_structure, parse_headers_and_identity
 from streams.mime.values import Headers
 
 _SYSTEM_FLAGS: Final = {
@@ -94,7 +94,7 @@ async def read_headers(message: FetchedMessage) -> ReadHeaders:
 
 
 def _read_headers(raw: bytes) -> ReadHeaders:
-    return ReadHeaders(parse_headers(raw), canonical_identity(raw))
+    return ReadHeaders(*parse_headers_and_identity(raw))
 
 
 def identity_of(account_id: str, basis: Basis, message: FetchedMessage, canonical: bytes, *, place: str) -> bytes:

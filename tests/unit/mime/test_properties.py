@@ -18,6 +18,7 @@ from streams.mime import (
     attachments_from_structure,
     canonical_identity,
     parse_headers,
+    parse_headers_and_identity,
     parse_message,
     preview,
     text_part,
@@ -196,3 +197,14 @@ def test_case_95_time_is_linear(name: str) -> None:
     base = max(seconds(reader, small), 0.0005)
     # Linear is a factor of 8, quadratic one of 64.
     assert seconds(reader, small * factor) < base * factor * 3.5
+
+
+@given(st.lists(FRAGMENTS, max_size=80).map(b"".join))
+@settings(max_examples=300)
+def test_both_at_once_say_what_each_says(raw: bytes) -> None:
+    assert parse_headers_and_identity(raw) == (parse_headers(raw), canonical_identity(raw))
+
+
+def test_both_at_once_of_a_block_that_limits_cut() -> None:
+    raw = b"Subject: a\r\n" + b"X: y\r\n" * 30_000 + b"Message-ID: <m@x>\r\n\r\n"
+    assert parse_headers_and_identity(raw) == (parse_headers(raw), canonical_identity(raw))
