@@ -2,7 +2,8 @@
 
 Invariants: never more than `capacity` accounts are chosen; what is served stays served (no churn) unless an account
 with a session would otherwise wait, and then the coldest served account without a session makes room; a place that is
-free goes to the hottest that waits.
+free goes to the hottest that waits: sessions first, then the newest mail. An account whose mail nobody has looked at
+yet stands where its recorded tier puts it, so that old mail never keeps a new account waiting.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from streams.domain.tiers import Tier
+from streams.domain.tiers import Tier, TierInput, by_mail
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementInput:
-    """A live account of the worker's partitions. `served` means that it has a runner (or is getting one)."""
+    """A live account of the worker's partitions. `served` means that it has a runner (or is getting one).
+
+    `tier` is the one that session and mail give it now, which `candidate` tells; a recorded one may be of long ago.
+    """
 
     account_id: str
     tier: Tier
@@ -34,6 +38,15 @@ class Placement:
     start: list[str]
     stop: list[str]
     unserved: list[str]
+
+
+def candidate(
+    account: TierInput, *, served: bool, hot_activity: timedelta, cold_after: timedelta, now: datetime
+) -> PlacementInput:
+    """How warm an account is at `now`, whether it is served or has been waiting since some owner's time."""
+    session = account.has_session(now)
+    tier: Tier = "hot" if session else by_mail(account, hot_activity=hot_activity, cold_after=cold_after, now=now)[0]
+    return PlacementInput(account.account_id, tier, session, account.newest_mail_at, served)
 
 
 def place(candidates: Iterable[PlacementInput], capacity: int) -> Placement:

@@ -13,15 +13,24 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from streams.contracts.account import Phase
+from streams.domain import mirror
 from streams.domain.backoff import full_jitter
 from streams.domain.ownership import AccountEntry, ShardEvent, ShardPhase, on_assignment
-from streams.domain.placement import PlacementInput, place
-from streams.domain.tiers import TierInput, evaluate_in_slices, on_heat, on_mail, still_holds
+from streams.domain.placement import PlacementInput, candidate, place
+from streams.domain.tiers import (
+    DEFAULT_TIER,
+    Tier,
+    TierInput,
+    evaluate_in_slices,
+    on_heat,
+    on_mail,
+    still_holds,
+)
 from streams.errors import MirrorDamaged, ServiceUnavailable, ShardError
 from streams.observer import RuntimeObserver
 from streams.runtime.services import Health
@@ -44,6 +53,8 @@ REMOVALS_AT_ONCE = 8
 REMOVAL_RETRY_MAX_S = 30.0
 LOOKED_UP_AT_ONCE = 200
 PLACEMENT_DELAY_S = 0.2
+PLACED_PER_SLICE = 200
+"""Records of waiting accounts read between two turns of the loop: some milliseconds."""
 STUCK_S = 120.0
 """A shard on its way to running that has not moved for this long is stuck; one that tries again and again is not."""
 LAG_S = 1.0
@@ -119,6 +130,7 @@ class Host:
         self._entries: dict[int, dict[str, AccountEntry]] = {}
         self._loaded: set[int] = set()
         self._runners: dict[str, AccountRunner] = {}
+        self._waiting: dict[str, TierInput] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._removals = asyncio.Semaphore(REMOVALS_AT_ONCE)
         self._membership: Membership | None = None
@@ -387,7 +399,8 @@ class Host:
         for runner in runners:
             del self._runners[runner.account_id]
         for partition in partitions:
-            self._entries.pop(partition, None)
+            for account_id in self._entries.pop(partition, {}):
+                self._waiting.pop(account_id, None)
             self._loaded.discard(partition)
         await self._stop_runners(runners, 0.0)
         await asyncio.gather(*(shard.close(flush_s=0.0) for shard in shards), return_exceptions=True)
@@ -534,40 +547,74 @@ class Host:
             await asyncio.sleep(PLACEMENT_DELAY_S)
             self._place_wake.clear()
             try:
-                self._place()
+                await self._place()
             except Exception:
                 log.exception("placement failed and is tried again")
                 self._place_wake.set()
 
-    def _place(self) -> None:
+    async def _place(self) -> None:
         capacity = self._settings.MAX_ACCOUNTS_PER_WORKER
-        ready = [(p, e) for p in self._loaded for e in self._entries.get(p, {}).values()]
+        if len(self._ready()) > capacity:
+            await self._look_at_the_waiting()
+        ready = self._ready()
         if len(ready) <= capacity:
             self._unserved = 0
+            self._waiting.clear()
             for partition, entry in ready:
                 if entry.account_id not in self._runners:
                     self._start_account(partition, entry)
             self._report()
             return
         by_id = {entry.account_id: (partition, entry) for partition, entry in ready}
-        placement = place((self._placement_input(entry) for _, entry in ready), capacity)
+        now = _now()
+        placement = place((self._candidate(entry, now) for _, entry in ready), capacity)
         for account_id in placement.stop:
+            partition, entry = by_id[account_id]
+            self._waiting[account_id] = self._tier_input(self._runners[account_id], entry)
             self._stop_account(account_id, "unserved")
         for account_id in placement.start:
             self._start_account(*by_id[account_id])
+        self._waiting = {name: self._waiting[name] for name in placement.unserved if name in self._waiting}
         if len(placement.unserved) != self._unserved:
             log.warning("%d live accounts are unserved: more workers are needed", len(placement.unserved))
         self._unserved = len(placement.unserved)
         self._report()
 
-    def _placement_input(self, entry: AccountEntry) -> PlacementInput:
+    def _ready(self) -> list[tuple[int, AccountEntry]]:
+        """Live accounts of the partitions whose accounts are loaded."""
+        return [(p, e) for p in self._loaded for e in self._entries.get(p, {}).values()]
+
+    async def _look_at_the_waiting(self) -> None:
+        """What the last owner recorded of the accounts that nobody serves: who has the newest mail is served first."""
+        looked_at = 0
+        for partition, entry in self._ready():
+            account_id = entry.account_id
+            if account_id in self._runners or account_id in self._waiting:
+                continue
+            looked_at += 1
+            if looked_at % PLACED_PER_SLICE == 0:
+                await asyncio.sleep(0)
+            shard = self._shards.get(partition)
+            if shard is None or shard.log is None or account_id not in self._entries.get(partition, {}):
+                continue  # the partition or the account went while the others were looked at
+            try:
+                self._waiting[account_id] = _recorded(account_id, shard.log)
+            except MirrorDamaged as error:
+                shard.mirror_unreadable(error)
+
+    def _candidate(self, entry: AccountEntry, now: datetime) -> PlacementInput:
         runner = self._runners.get(entry.account_id)
-        return PlacementInput(
-            account_id=entry.account_id,
-            tier=runner.tier if runner is not None else "warm",
-            session=self._hot(entry),
-            newest_mail_at=_at(runner.newest_mail_at) if runner is not None else None,
+        if runner is not None:
+            account = self._tier_input(runner, entry)
+        else:
+            waiting = self._waiting.get(entry.account_id, _unknown(entry.account_id))
+            account = replace(waiting, heat_until=entry.heat_until)
+        return candidate(
+            account,
             served=runner is not None,
+            hot_activity=timedelta(hours=self._settings.TIER_HOT_ACTIVITY_H),
+            cold_after=timedelta(days=self._settings.TIER_COLD_AFTER_D),
+            now=now,
         )
 
     def _report(self) -> None:
@@ -641,6 +688,21 @@ class Host:
     @staticmethod
     def _hot(entry: AccountEntry) -> bool:
         return entry.heat_until is not None and entry.heat_until > _now()
+
+
+def _unknown(account_id: str) -> TierInput:
+    """An account of which nothing is recorded."""
+    return TierInput(account_id, DEFAULT_TIER, "default", None, None, mail_known=False)
+
+
+def _recorded(account_id: str, current: ShardLog) -> TierInput:
+    """What the mirror says of an account that has no runner. Raises `MirrorDamaged`."""
+    value = current.read(mirror.account_key(account_id))
+    if value is None:
+        return _unknown(account_id)
+    record = mirror.decode_account(value)
+    tier: Tier = record.tier if record.tier in ("hot", "warm", "cold") else DEFAULT_TIER  # type: ignore[assignment]
+    return TierInput(account_id, tier, "default", None, _at(record.newest_mail_at), mail_known=record.caught_up)
 
 
 def _now() -> datetime:

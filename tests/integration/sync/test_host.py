@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from streams.local.dovecot import Dovecot
 from tests.fixtures.services import MailUser
 from tests.integration.sync.conftest import Plane, eventually
 from tests.integration.sync.folding import LogReader, server_view
@@ -69,3 +72,38 @@ async def test_s10_every_tier_ends_in_the_servers_state(
     assert "mailbox.renamed" in fold.kinds
     assert "message.moved" in fold.kinds
     assert len(set(reader.writers[account])) == 1
+
+
+async def test_s2_a_new_owner_serves_first_who_has_the_newest_mail_and_a_session_displaces(
+    plane: Plane, dovecot: Dovecot, new_mail_user: Callable[[Dovecot], MailUser]
+) -> None:
+    """What an earlier owner recorded decides, though nobody has looked at the mail since."""
+    by_age: list[str] = []
+    for days in (3, 1, 2):
+        user = new_mail_user(dovecot)
+        with user.client() as client:
+            client.append("INBOX", letter(days), msg_time=datetime.now(UTC) - timedelta(days=days))
+        while plane.partition(account := await plane.add(user)) != 0:
+            del plane.entries[account]
+            await plane.store.remove(account)
+        by_age.append(account)
+    oldest, newest, middle = by_age
+    before = await plane.host()
+    await eventually(
+        lambda: all((r := before.runner(a)) is not None and r.mail_known for a in by_age), what="all mail was looked at"
+    )
+    await before.stop(3.0)
+    plane.hosts.remove(before)
+
+    host = await plane.host("w2", MAX_ACCOUNTS_PER_WORKER=1)
+    await eventually(lambda: host.snapshot().unserved == 2)
+    assert [a for a in by_age if host.runner(a) is not None] == [newest]
+
+    host.heat_changed(0, oldest, datetime.now(UTC) + timedelta(minutes=5))
+    await eventually(lambda: host.runner(oldest), what="an active user's account is served")
+    assert [host.runner(a) for a in (newest, middle)] == [None, None]
+    assert host.snapshot().unserved == 2
+
+    host.account_forgotten(0, oldest)
+    await eventually(lambda: host.runner(newest), what="the place goes to the newest mail that waits")
+    assert host.runner(middle) is None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.domain.placement import Placement, PlacementInput, place
-from streams.domain.tiers import Tier
+from streams.domain.placement import Placement, PlacementInput, candidate, place
+from streams.domain.tiers import Tier, TierInput
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 
@@ -127,3 +128,43 @@ def test_property_s2_a_placement_that_was_carried_out_is_stable(
         for a in candidates
     ]
     assert place(after, capacity) == Placement(start=[], stop=[], unserved=outcome.unserved)
+
+
+def known(
+    name: str, tier: Tier, *, mail_h: int | None, session_h: int | None = None, mail_known: bool = True
+) -> TierInput:
+    mail = None if mail_h is None else NOW - timedelta(hours=mail_h)
+    until = None if session_h is None else NOW + timedelta(hours=session_h)
+    return TierInput(name, tier, "default", until, mail, mail_known=mail_known)
+
+
+def warmth(account: TierInput) -> PlacementInput:
+    return candidate(account, served=False, hot_activity=timedelta(hours=24), cold_after=timedelta(days=14), now=NOW)
+
+
+def test_s2_how_warm_one_is_that_waits_is_told_by_its_mail_and_not_by_what_was_recorded_once() -> None:
+    was_hot = known("a", "hot", mail_h=24 * 30)
+    was_cold = known("b", "cold", mail_h=1)
+    assert [warmth(each).tier for each in (was_hot, was_cold)] == ["cold", "hot"]
+    assert place(map(warmth, (was_hot, was_cold)), 1) == Placement(start=["b"], stop=[], unserved=["a"])
+
+
+def test_s2_sessions_go_first_then_the_newest_mail_and_who_was_never_looked_at_goes_before_old_mail() -> None:
+    waiting = [
+        known("old", "cold", mail_h=24 * 20),
+        known("older", "cold", mail_h=24 * 40),
+        known("new", "warm", mail_h=None, mail_known=False),
+        known("today", "hot", mail_h=2),
+        known("this hour", "hot", mail_h=1),
+        known("here", "cold", mail_h=24 * 90, session_h=1),
+        known("was here", "hot", mail_h=24 * 50, session_h=-1),
+    ]
+    expected = ["here", "this hour", "today", "new", "old", "older", "was here"]
+    assert place(map(warmth, waiting), 0).unserved == expected
+
+
+def test_s2_an_active_user_displaces_the_one_with_the_oldest_mail() -> None:
+    served = [known("a", "cold", mail_h=24 * 20), known("b", "hot", mail_h=24 * 40), known("c", "warm", mail_h=48)]
+    candidates = [replace(warmth(each), served=True) for each in served]
+    candidates.append(warmth(known("d", "cold", mail_h=24 * 90, session_h=1)))
+    assert place(candidates, 3) == Placement(start=["d"], stop=["b"], unserved=["b"])
