@@ -4,6 +4,7 @@
 * A record with a wrong key, or in a partition to which its key does not lead (a producer with another partitioner), is
   sent again with the right key and counted. It carries a mark then, and is a dead letter if it comes back.
 * A handler that fails is tried again, a few times, then the record becomes a dead letter.
+* A handler that cannot do its work for now (a table that cannot be written) is tried until it can.
 
 Invariant: `handled` never raises for a record's content; what it returns has to reach Kafka before the record is done.
 """
@@ -23,7 +24,7 @@ from streams.agents.ports import Outgoing
 from streams.contracts.codec import Decoder, dead_letter_headers, header
 from streams.contracts.keys import partition_for
 from streams.contracts.topics import dead_letter_name
-from streams.errors import PoisonRecord
+from streams.errors import PoisonRecord, RetryLater
 from streams.observer import RuntimeObserver
 
 REKEYED_HEADER: Final = "rekeyed_from"
@@ -33,6 +34,9 @@ HANDLER_ATTEMPTS: Final = 5
 """Attempts of a handler before its record is a dead letter: 0.1 + 0.2 + 0.4 + 0.8 s of waiting in all."""
 
 HANDLER_BACKOFF_S: Final = 0.1
+
+UNAVAILABLE_BACKOFF_S: Final = 5.0
+"""Longest wait between two attempts while something that all events need does not work."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -88,14 +92,22 @@ class Intake(Generic[R]):
 
         None when its partition went to somebody else meanwhile (`ours` tells), who gets the record as well.
         """
-        for attempt in range(1, HANDLER_ATTEMPTS + 1):
+        attempt = unavailable = 0
+        while True:
             if not ours():
                 return None
             try:
                 return self._attempt(record)
             except PoisonRecord as poison:
                 return [self._dead_letter(record, poison)]
+            except RetryLater as error:
+                # Every event would fail now. The topic stands still, which the probes show, until the cause is gone.
+                unavailable += 1
+                _LOGGER.warning("handling %s/%d waits: %s", record.topic, record.partition, error)
+                await self._sleep(min(HANDLER_BACKOFF_S * 2 ** min(unavailable, 8), UNAVAILABLE_BACKOFF_S))
+                continue
             except Exception as error:
+                attempt += 1
                 _LOGGER.exception(
                     "handling %s/%d at offset %d failed, attempt %d",
                     record.topic,
@@ -106,7 +118,6 @@ class Intake(Generic[R]):
                 if attempt == HANDLER_ATTEMPTS:
                     return [self._dead_letter(record, PoisonRecord("handler_failed", type(error).__name__))]
             await self._sleep(HANDLER_BACKOFF_S * 2 ** (attempt - 1))
-        raise AssertionError("unreachable")
 
     def _attempt(self, record: Inbound) -> Sequence[Outgoing]:
         if record.value is None:

@@ -21,6 +21,7 @@ from streams.contracts.keys import partition_for
 from streams.domain.lifecycle import Life
 from streams.domain.ownership import AccountEntry
 from streams.domain.sessions import UserState
+from streams.errors import ServiceUnavailable
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -84,12 +85,19 @@ class Rows:
         return self.decode(self._table.get(key.encode()))
 
     def put(self, key: str, row: msgspec.Struct) -> None:
-        """Write a row."""
-        self._table[key.encode()] = msgspec.json.encode(row)
+        """Write a row. Raises `ServiceUnavailable` when the store cannot: a full disk is no fault of the event."""
+        encoded = msgspec.json.encode(row)
+        try:
+            self._table[key.encode()] = encoded
+        except Exception as error:
+            raise ServiceUnavailable(f"a table cannot be written: {error}") from error
 
     def drop(self, key: str) -> None:
-        """Remove a row, if there is one."""
-        self._table.pop(key.encode(), None)
+        """Remove a row, if there is one. Raises `ServiceUnavailable` when the store cannot."""
+        try:
+            self._table.pop(key.encode(), None)
+        except Exception as error:
+            raise ServiceUnavailable(f"a table cannot be written: {error}") from error
 
     def decode(self, value: bytes | None) -> Any:
         """The row that `value` says."""

@@ -253,6 +253,25 @@ async def test_s16_a_handler_that_recovers_loses_nothing(world: World) -> None:
     assert world.dead == []
 
 
+async def test_s16_no_event_is_a_dead_letter_because_a_table_cannot_be_written(world: World) -> None:
+    class Full(dict[bytes, bytes]):
+        refusals = 3 * HANDLER_ATTEMPTS
+
+        def __setitem__(self, key: bytes, value: bytes) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError("no space left on device")
+            super().__setitem__(key, value)
+
+    table = Full()
+    rows, world.account_rows._table = world.account_rows._table, table
+    await state(world, "live", 1)
+    assert table.refusals == 0
+    assert list(table) == [A.encode()]
+    assert (world.dead, world.observer.poisoned) == ([], [])
+    world.account_rows._table = rows
+
+
 async def test_s3_an_event_whose_partition_went_to_somebody_else_is_left_to_them(world: World) -> None:
     record = Inbound(topics.STATE_CHANGED, partition_for(A, PARTITIONS), 0, A.encode(), event_of())
     assert await world.intakes[topics.STATE_CHANGED].handled(record, lambda: False) is None
