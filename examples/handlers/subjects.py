@@ -83,7 +83,8 @@ def words_of(text: str) -> list[str]:
 
 async def try_out(texts: list[str]) -> None:
     """Run `count_words` once, without Kafka."""
-    from streams.commands.engine import Engine, EngineLimits
+    from streams.commands.engine import Engine
+    from streams.commands.limits import EngineLimits
     from streams.commands.memory_lane import MemoryLane, MemoryTopic
     from streams.contracts.commands import Command
     from streams.domain.retry import RetryLimits

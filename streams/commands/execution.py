@@ -58,6 +58,7 @@ class Attempt:
     timeout_s: float
     give_up_s: float  # after the time limit: how long to wait for a handler that does not react
     ended: Callable[[AttemptResult], None]
+    loop: asyncio.AbstractEventLoop
     _running: asyncio.Future[Any] | None = None
     _timer: asyncio.TimerHandle | None = None
     _ending: asyncio.Task[None] | None = None
@@ -72,18 +73,17 @@ class Attempt:
 
     def start(self, context: contextvars.Context) -> None:
         """Begin, with `context` for everything that the handler does and logs."""
-        loop = asyncio.get_running_loop()
         if self.spec.threaded:
             self._running = context.run(start_thread, self.name, self.spec.function, self.args, self.task)[1]
         else:
             coroutine = self.spec.function(self.args, self.task)
-            self._running = loop.create_task(coroutine, name=self.name, context=context)
+            self._running = self.loop.create_task(coroutine, name=self.name, context=context)
         self._running.add_done_callback(self._handler_ended, context=context)
 
     def limit(self) -> None:
         """Let the time limit run. Not part of `start`, since most handlers end before a timer is worth its price."""
         if not self._over and self._ending is None:
-            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._time_is_over)
+            self._timer = self.loop.call_later(self.timeout_s, self._time_is_over)
 
     def interrupt(self) -> None:
         """Take the attempt back. The handler is cancelled and has `CANCEL_LIMIT_S` to react."""
@@ -93,12 +93,12 @@ class Attempt:
         if self._interruption is not None:
             self._interruption.set_result(None)
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._end_interrupted(), name=f"end:{self.name}")
+            self._ending = self.loop.create_task(self._end_interrupted(), name=f"end:{self.name}")
 
     def _time_is_over(self) -> None:
         self.task._stopping = True
         if self._ending is None and not self._over:
-            self._ending = asyncio.get_running_loop().create_task(self._end_late(), name=f"end:{self.name}")
+            self._ending = self.loop.create_task(self._end_late(), name=f"end:{self.name}")
 
     def _handler_ended(self, running: asyncio.Future[Any]) -> None:
         if self._over:
@@ -114,7 +114,7 @@ class Attempt:
 
     async def _end_late(self) -> None:
         running = self._cancelled()
-        self._interruption = interruption = asyncio.get_running_loop().create_future()
+        self._interruption = interruption = self.loop.create_future()
         await asyncio.wait({running, interruption}, timeout=self.give_up_s, return_when=asyncio.FIRST_COMPLETED)
         self._interruption = None
         if running.done():

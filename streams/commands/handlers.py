@@ -20,6 +20,9 @@ from streams.errors import ConfigurationError
 
 A = TypeVar("A", bound=msgspec.Struct)
 Result = Mapping[str, Any] | msgspec.Struct | None
+Report = Callable[[Any, Any, Any], None]
+"""Takes fraction, counts and message of a progress report, from any thread."""
+
 Handler = Callable[[A, "Task"], Awaitable[Result]] | Callable[[A, "Task"], Result]
 
 
@@ -56,7 +59,7 @@ class Task:
     deadline: datetime | None
     resources: Mapping[str, Any]
     emits: frozenset[str]
-    _report: Callable[[Any, Any, Any], None]
+    _report: Report
     _stopping: bool = False  # set by the event loop, read by threads
     _emitted: list[OutRecord] = field(default_factory=list)
 

@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 POLL_MS: Final = 200
 POLL_RECORDS: Final = 1000
+FETCH_BYTES: Final = 262_144
+"""Of one partition. What was fetched and not taken when a partition is paused is fetched again."""
 CLOSE_LIMIT_S: Final = 1.0
 PROVE_LIMIT_S: Final = 60.0
 ERROR_PAUSE_S: Final = 1.0
@@ -94,6 +96,7 @@ class JobGroup:
             # Others learn of a rebalance by their heartbeat; it is short because job processes come and go.
             heartbeat_interval_ms=max(200, min(1000, int(settings.KAFKA_SESSION_TIMEOUT_S * 1000 / 6))),
             max_poll_records=1 if self._one_by_one else POLL_RECORDS,
+            max_partition_fetch_bytes=FETCH_BYTES,
             partition_assignment_strategy=(assignor_for(self),),
         )
         self._consumer = consumer

@@ -16,10 +16,11 @@ from typing import Final, Protocol
 
 import structlog
 
-from streams.commands.engine import Engine, Session
+from streams.commands.engine import Engine
 from streams.commands.job_lane import JobLane
 from streams.commands.job_writer import JobWriter
 from streams.commands.ports import Delivery
+from streams.commands.session import Session
 from streams.errors import ShardError
 
 log = structlog.get_logger(__name__)

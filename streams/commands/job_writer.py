@@ -20,19 +20,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from aiokafka import AIOKafkaProducer, ConsumerRecord, TopicPartition, errors
 from aiokafka.errors import KafkaError
 
+from streams.commands.job_batches import Batches, seen
 from streams.commands.job_state import CommandMemory, encode_state, encode_writer
 from streams.commands.kafka_reading import close_within, read_to_end
-from streams.commands.ports import CommandState, Entry, OutRecord
+from streams.commands.ports import CommandState, Entry
 from streams.contracts import topics
-from streams.contracts.codec import Headers
-from streams.contracts.keys import partition_for
-from streams.errors import MirrorDamaged, ProducerLost, ShardError
+from streams.errors import ProducerLost, ShardError
 from streams.observer import NoopObserver, RuntimeObserver
 from streams.settings import Settings
 
@@ -44,7 +43,7 @@ BATCH_BYTES: Final = topics.MAX_RECORD_BYTES
 EXPIRE_AT_ONCE: Final = 200
 COMMIT_LIMIT_S: Final = 30.0
 """Longest that one transaction may take; it is more than the broker's own limit, which then has aborted it."""
-FULL: Final = 200
+FULL: Final = 400
 """Entries that are worth a transaction of their own at once."""
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
@@ -69,20 +68,22 @@ class Pace:
     """How often the partitions of one process write, when they have something to write all the time.
 
     A transaction costs this process some 2 ms and the broker more, whatever is in it, so all partitions together begin
-    at most `PER_S` a second; one that has not written for a while writes at once.
+    at most `PER_S` a second; one that has not written for a while writes at once. And the more there is to write, the
+    longer it is gathered: then commands are late by what waits before them, not by their transaction.
     """
 
     PER_S: Final = 150.0
+    ENTRY_S: Final = 0.001
     MIN_S: Final = 0.02
     MAX_S: Final = 0.25
 
     def __init__(self) -> None:
         self.writers = 0
 
-    def pause_s(self, last_s: float) -> float:
-        """How long a partition gathers entries after a transaction that took `last_s`: as long as it took, so that what
-        a slow broker or a busy process costs is shared by more entries."""
-        return min(self.MAX_S, max(self.MIN_S, self.writers / self.PER_S, last_s))
+    def pause_s(self, last_s: float, entries: int) -> float:
+        """How long a partition gathers after a transaction of `entries` that took `last_s`: at least as long as it
+        took, so that what a slow broker or a busy process costs is shared by more entries."""
+        return min(self.MAX_S, max(self.MIN_S, self.writers / self.PER_S, last_s, entries * self.ENTRY_S))
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +109,12 @@ class JobWriter:
         self._settings = settings
         self._pace = pace or Pace()
         self._began_at = self._ended_at = 0.0  # of the last transaction
+        self._entries = 0  # in the last transaction
         self._partition = partition
         self._group = group
         self._prove = prove
         self._observer: RuntimeObserver = observer or NoopObserver()
+        self._loop = asyncio.get_running_loop()
         self._run = uuid.uuid4().hex
         self._queue: deque[_Queued] = deque()
         self._numbers = 0
@@ -143,7 +146,7 @@ class JobWriter:
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
         """Queue an entry; its future is done when it is committed, or fails with a `ShardError`."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[None] = self._loop.create_future()
         if self._lost is not None:
             future.set_exception(self._lost)
             return future
@@ -181,7 +184,7 @@ class JobWriter:
 
     async def _gather(self) -> None:
         """Wait for more entries, when there was a transaction a moment ago."""
-        until = self._ended_at + self._pace.pause_s(self._ended_at - self._began_at)
+        until = self._ended_at + self._pace.pause_s(self._ended_at - self._began_at, self._entries)
         while len(self._queue) < FULL and (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, Pace.MIN_S))
 
@@ -199,7 +202,7 @@ class JobWriter:
             log.warning("a transaction failed", partition=self._partition, error=type(error).__name__)
             await self._start_over()
             return
-        self._ended_at = time.monotonic()
+        self._ended_at, self._entries = time.monotonic(), len(batch)
         self._observer.transaction("committed", self._ended_at - began, count)
         self._committed = batch[-1].number
         self._settle()
@@ -208,7 +211,8 @@ class JobWriter:
         batch: list[_Queued] = []
         size = 0
         for queued in self._queue:
-            size += sum(len(record.value or b"") + len(record.key or b"") + 200 for record in queued.entry.records)
+            for record in queued.entry.records:
+                size += len(record.value or b"") + len(record.key or b"") + 200
             if batch and (len(batch) >= MAX_ENTRIES or size > MAX_BYTES):
                 break
             batch.append(queued)
@@ -218,7 +222,7 @@ class JobWriter:
         producer = self._producer
         if producer is None:
             raise ProducerLost("there is no producer")
-        batches = _Batches(producer, self._settings, self._partition)
+        batches = Batches(producer, self._settings, self._partition)
         states: dict[tuple[str, str], CommandState] = {}
         position: int | None = None
         for queued in batch:
@@ -297,6 +301,7 @@ class JobWriter:
             **settings.kafka_client(),
             transactional_id=settings.transactional_id("jobs", self._partition),
             transaction_timeout_ms=int(settings.KAFKA_TRANSACTION_TIMEOUT_S * 1000),
+            compression_type="lz4",  # events are much alike; to send them as they are takes longer
             max_batch_size=BATCH_BYTES,
             max_request_size=BATCH_BYTES * 2,
             enable_idempotence=True,
@@ -332,62 +337,10 @@ class JobWriter:
             _see_waiters(producer)
 
 
-class _Batches:
-    """The records of one transaction, in batches by partition: several times cheaper than sending each by itself."""
-
-    def __init__(self, producer: AIOKafkaProducer, settings: Settings, partition: int) -> None:
-        self._producer = producer
-        self._settings = settings
-        self._partition = partition
-        self._batches: dict[tuple[str, int], list[Any]] = {}
-        self._loose: list[OutRecord] = []
-        self.count = 0
-
-    def add(self, record: OutRecord) -> None:
-        if record.partition is None:
-            self._loose.append(record)
-        else:
-            self._append(record.topic, record.partition, record.key, record.value, record.headers)
-
-    def add_state(self, key: bytes, value: bytes | None, what: bytes) -> None:
-        self._append(topics.JOB_STATE, self._partition, key, value, [("what", what)])
-
-    def _append(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-        batches = self._batches.setdefault((self._settings.topic(topic), partition), [])
-        for _ in range(2):
-            if batches and batches[-1].append(timestamp=None, key=key, value=value, headers=headers) is not None:
-                self.count += 1
-                return
-            batches.append(self._producer.create_batch())
-        raise MirrorDamaged(f"a record for {topic} does not fit into a batch")
-
-    async def send(self) -> None:
-        for record in self._loose:
-            partitions = len(await self._producer.partitions_for(self._settings.topic(record.topic)))
-            self._append(
-                record.topic, partition_for(record.key or b"", partitions), record.key, record.value, record.headers
-            )
-        futures: list[asyncio.Future[Any]] = []
-        for (topic, partition), batches in self._batches.items():
-            for batch in batches:
-                future = await self._producer.send_batch(batch, topic, partition=partition)
-                future.add_done_callback(_seen)  # a later send may fail before this one is looked at
-                futures.append(future)
-        # Every one of them, before the commit: aiokafka would commit a transaction whose records were refused.
-        for result in await asyncio.gather(*futures, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
-
-
 def _see_waiters(producer: AIOKafkaProducer) -> None:
     """Look at what aiokafka leaves behind in a fenced producer; else asyncio logs an error for each batch."""
     waiters = [producer._txn_manager._transaction_waiter]
     waiters += [batch._drain_waiter for batches in producer._message_accumulator._batches.values() for batch in batches]
     for waiter in waiters:
         if waiter.done():
-            _seen(waiter)
+            seen(waiter)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from streams.commands.engine import Session
 from streams.commands.ports import CommandState, Delivery, Entry, OutRecord
+from streams.commands.session import Session
 from streams.errors import ProducerLost, ShardError
 
 

@@ -19,12 +19,13 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
-from streams.commands.engine import Engine, Session
+from streams.commands.engine import Engine
 from streams.commands.kafka_reading import close_within
 from streams.commands.operations import AccountOperations, owner_handlers
 from streams.commands.owner_lane import OwnerLane, OwnerLog
 from streams.commands.ports import Delivery
 from streams.commands.service import HandlersIgnored, engine_limits
+from streams.commands.session import Session
 from streams.contracts import topics
 from streams.observer import RuntimeObserver
 from streams.runtime.services import Health

@@ -17,10 +17,11 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from streams.commands.engine import Engine, EngineLimits
+from streams.commands.engine import Engine
 from streams.commands.handlers import Handlers
 from streams.commands.job_group import JobGroup
 from streams.commands.kafka_reading import close_within
+from streams.commands.limits import EngineLimits
 from streams.domain.retry import RetryLimits
 from streams.errors import ConfigurationError, MailstreamsError, ServiceUnavailable
 from streams.observer import RuntimeObserver

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -49,13 +50,27 @@ class Decoder(Generic[R]):
 def cloud_event_headers(*, event_id: str, event_type: str, source: str, at: datetime) -> Headers:
     """CloudEvents 1.0 attributes, Kafka protocol binding, binary content mode."""
     return [
-        ("ce_specversion", b"1.0"),
+        _SPECVERSION,
         ("ce_id", event_id.encode()),
-        ("ce_type", event_type.encode()),
-        ("ce_source", source.encode()),
+        _type_header(event_type),
+        _source_header(source),
         ("ce_time", _rfc3339(at)),
-        ("content-type", b"application/json"),
+        _CONTENT_TYPE,
     ]
+
+
+_SPECVERSION: Final = ("ce_specversion", b"1.0")
+_CONTENT_TYPE: Final = ("content-type", b"application/json")
+
+
+@lru_cache(maxsize=64)
+def _type_header(event_type: str) -> tuple[str, bytes]:
+    return ("ce_type", event_type.encode())
+
+
+@lru_cache(maxsize=64)
+def _source_header(source: str) -> tuple[str, bytes]:
+    return ("ce_source", source.encode())
 
 
 def _rfc3339(at: datetime) -> bytes:

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
-from streams.commands.engine import Engine, EngineLimits
+from streams.commands.engine import Engine
 from streams.commands.handlers import Handlers
 from streams.commands.job_group import JobGroup, job_group
+from streams.commands.limits import EngineLimits
 from streams.contracts import topics
 from streams.contracts.commands import AnyCommandEvent, Command, CommandFailure, CommandSuccess
 from streams.contracts.keys import partition_for

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
-from streams.commands.engine import Engine, EngineLimits, Session
+from streams.commands.engine import Engine
 from streams.commands.handlers import Handlers
+from streams.commands.limits import EngineLimits
 from streams.commands.memory_lane import MemoryLane, MemoryTopic
+from streams.commands.session import Session
 from streams.contracts.codec import header
 from streams.contracts.commands import AnyCommandEvent, Command, CommandFailure, CommandSuccess
 from streams.contracts.keys import partition_for

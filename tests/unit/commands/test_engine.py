@@ -358,6 +358,29 @@ async def test_a_slow_account_holds_up_no_other_and_is_passed_by_at_most_ahead()
         assert rig.topic.position == 101
 
 
+async def test_reading_goes_on_when_entries_and_not_deliveries_have_used_up_the_room() -> None:
+    """A command that has begun, reported and ended has three entries on their way: 2 commands fill 6 places of 6."""
+    gates, ids = Gates(), accounts()
+
+    async def reporting(args: Anything, task: Task) -> None:
+        task.progress(0.5)
+        await gates.open.wait()
+
+    async with running(Rig(registry(reporting=reporting, noop=noop), ahead=6)) as rig:
+        rig.lane.hold()
+        for _ in range(2):
+            rig.send("reporting", next(ids))
+        await rig.until(lambda: rig.session.room == 2)
+        gates.open.set()
+        await rig.until(lambda: not rig.engine.snapshot().running)
+        for _ in range(5):
+            rig.send("noop", next(ids))
+        assert rig.session.next_offset == 2, "there is no room"
+        rig.lane.release()
+        await rig.finish()
+        assert len(conclusions(rig.events())) == 7
+
+
 async def test_an_attempt_that_waits_for_its_retry_gives_its_place_to_others() -> None:
     ids = accounts()
 

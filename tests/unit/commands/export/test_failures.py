@@ -21,7 +21,7 @@ SECRET = "https://store.example/bucket?signature=c2VjcmV0"
 
 def raised(name: str, base: type[Exception] = Exception, **attributes: Any) -> Exception:
     """An error as a library raises it: of a type and with attributes of its own, and a text that tells too much."""
-    error = type(name, (base,), {"__module__": "store.errors"})(SECRET)
+    error: Exception = type(name, (base,), {"__module__": "store.errors"})(SECRET)
     for attribute, value in attributes.items():
         setattr(error, attribute, value)
     return error
