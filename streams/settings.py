@@ -123,7 +123,9 @@ class Settings(BaseSettings):
     IMAP_COMMAND_TIMEOUT_S: Positive = Field(
         60.0, description="A command without an answer for this long ends the connection."
     )
-    IMAP_CONNECT_TIMEOUT_S: Positive = Field(20.0, description="Time for address, TCP and TLS together.")
+    IMAP_CONNECT_TIMEOUT_S: Positive = Field(
+        20.0, description="Time for address, TCP, TLS, greeting and capabilities, all together."
+    )
     IMAP_IDLE_RENEW_S: Annotated[float, Field(gt=0, le=1740)] = Field(
         240.0, description="IDLE is renewed this often (RFC 2177: under 29 min)."
     )

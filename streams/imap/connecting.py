@@ -2,7 +2,7 @@
 
 Invariants: the TLS mode is the configured one, whatever the server offers (case 102); bytes that came before TLS are
 never taken for bytes that came inside it (case 100); a session that is authenticated before we said who we are is
-refused unless TLS told us whom we speak to (case 101). Every step has a deadline.
+refused unless TLS told us whom we speak to (case 101). All of it has one deadline.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ _KEEPALIVE: Final = (
     ("TCP_KEEPINTVL", 15),
     ("TCP_KEEPCNT", 4),
 )
+_TOO_SLOW: Final = {
+    "connect_timed_out": "the host did not take the connection in time",
+    "greeting_timed_out": "the host took the connection but did not say in time what it is",
+}
 _STATES: Final = {"OK": "NONAUTH", "PREAUTH": "AUTH"}
 
 
@@ -61,15 +65,21 @@ async def connect(
     if endpoint.tls != "plain":
         context = tls_context if tls_context is not None else client_tls_context()
     protocol = ImapProtocol(asyncio.get_running_loop(), limits, observer if observer is not None else SilentObserver())
+    step = "connect_timed_out"
     try:
-        await _dial(endpoint, protocol, limits, context, address_policy or AddressPolicy())
-        greeting = await _greeting(endpoint, protocol, limits)
-        told = _told_capabilities(greeting)
-        if endpoint.tls == "starttls":
-            assert context is not None
-            await _start_tls(endpoint, protocol, limits, context)
-            told = None  # what was said in the clear counts for nothing (case 61)
-        capabilities = told if told is not None else await _ask_capabilities(protocol, limits)
+        try:
+            async with asyncio.timeout(limits.connect_timeout_s):
+                await _dial(endpoint, protocol, limits, context, address_policy or AddressPolicy())
+                step = "greeting_timed_out"
+                greeting = await _greeting(endpoint, protocol)
+                told = _told_capabilities(greeting)
+                if endpoint.tls == "starttls":
+                    assert context is not None
+                    await _start_tls(endpoint, protocol, limits, context)
+                    told = None  # what was said in the clear counts for nothing (case 61)
+                capabilities = told if told is not None else await _ask_capabilities(protocol, limits)
+        except TimeoutError:
+            raise CommandTimedOut(_TOO_SLOW[step], code=step) from None
         if not capabilities & {"IMAP4REV1", "IMAP4REV2", "IMAP4"}:
             raise NotAnImapServer("the server does not speak IMAP4")
     except BaseException as error:
@@ -89,11 +99,7 @@ async def _dial(
     endpoint: Endpoint, protocol: ImapProtocol, limits: Limits, context: ssl.SSLContext | None, policy: AddressPolicy
 ) -> None:
     loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(limits.connect_timeout_s):
-            sock = await _open_socket(endpoint, policy)
-    except TimeoutError:
-        raise CommandTimedOut("the host did not take the connection in time", code="connect_timed_out") from None
+    sock = await _open_socket(endpoint, policy)
     try:
         if endpoint.tls == "tls":
             await loop.create_connection(
@@ -142,18 +148,15 @@ def _tls_failure(error: BaseException) -> BaseException:
     if isinstance(error, ssl.SSLError):
         return InsecureConnection(f"TLS could not be set up ({error.reason or 'handshake failed'})")
     if isinstance(error, TimeoutError):
-        return CommandTimedOut("TLS was not set up in time", code="connect_timed_out")
+        return error
     if isinstance(error, OSError):  # ConnectionAbortedError: handshake or its deadline cut off
         return ConnectionLost("the connection ended while TLS was set up")
     return error
 
 
-async def _greeting(endpoint: Endpoint, protocol: ImapProtocol, limits: Limits) -> Untagged:
+async def _greeting(endpoint: Endpoint, protocol: ImapProtocol) -> Untagged:
     try:
-        async with asyncio.timeout(limits.connect_timeout_s):
-            greeting = await asyncio.shield(protocol.greeting)
-    except TimeoutError:
-        raise CommandTimedOut("the host took the connection but said nothing", code="greeting_timed_out") from None
+        greeting = await asyncio.shield(protocol.greeting)
     except ProtocolViolation as error:
         raise NotAnImapServer("what answers at this address is no IMAP server") from error
     if greeting.condition not in _STATES:

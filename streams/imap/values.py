@@ -34,7 +34,7 @@ class Endpoint:
 class Limits:
     """Deadlines (seconds) and caps (bytes) of one connection. Everything an unfriendly server controls has one."""
 
-    connect_timeout_s: float = 20.0  # each of: name lookup with TCP, TLS handshake, greeting
+    connect_timeout_s: float = 20.0  # all together: name lookup, TCP, TLS, greeting, capabilities
     command_timeout_s: float = 60.0  # a command that answers briefly, from sending to its tagged answer
     fetch_stall_timeout_s: float = 60.0  # a streamed answer: the longest time without a byte
     fetch_timeout_s: float = 1800.0  # a streamed answer as a whole, not counting the time our reader made it wait

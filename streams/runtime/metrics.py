@@ -71,6 +71,16 @@ SPECS: Final = {
         MetricSpec("mailstreams_imap_connections_closed_total", "counter", "IMAP connections closed.", ("reason",)),
         MetricSpec("mailstreams_imap_reconnects_total", "counter", "Connections made anew after a loss.", ("reason",)),
         MetricSpec("mailstreams_imap_received_bytes_total", "counter", "Bytes received from mail servers."),
+        MetricSpec("mailstreams_imap_commands_total", "counter", "Commands to mail servers.", ("command", "outcome")),
+        MetricSpec(
+            "mailstreams_imap_command_seconds", "histogram", "From a command to its end.", ("command",), _WORK_S
+        ),
+        MetricSpec(
+            "mailstreams_imap_ignored_responses_total",
+            "counter",
+            "Lines of mail servers that are unknown or do not parse.",
+            ("kind", "reason"),
+        ),
         MetricSpec(
             "mailstreams_poll_lateness_seconds", "histogram", "How late polls begin after their time.", (), _LATE_S
         ),
@@ -191,6 +201,13 @@ class PrometheusObserver:
 
     def bytes_received(self, count: int) -> None:
         self._count("mailstreams_imap_received_bytes_total", by=count)
+
+    def imap_command(self, name: str, outcome: str, seconds: float) -> None:
+        self._count("mailstreams_imap_commands_total", name, outcome)
+        self._histograms["mailstreams_imap_command_seconds"].labels(self._bounded("command", name)).observe(seconds)
+
+    def imap_response_ignored(self, kind: str, reason: str) -> None:
+        self._count("mailstreams_imap_ignored_responses_total", kind, reason)
 
     # --- shards and the log ----------------------------------------------------------------------------------------
     def shards(self, by_phase: Mapping[str, int]) -> None:

@@ -37,10 +37,10 @@ is final once there is data. Names end in their unit: `_S` seconds, `_MS` millis
 `_D` days.
 
 `HOST_LOGINS_PER_S` and `HOST_BACKFILL_…` are meant for the whole fleet: each worker takes the part of them that it has
-of the partitions. Logins are spaced evenly, 1 / rate apart, without a burst after a quiet time, and ten at most are under
-way at once; who came first goes first. History is read in windows of `FETCH_WINDOW` messages at most, one account after
-the other; a window is read at once when all before it are paid for, so that the rate holds over any time but for the
-windows under way. New mail, flags and removals wait for none of these rates.
+of the partitions. Logins are spaced evenly, 1 / rate apart, without a burst after a quiet time, and ten at most are
+under way at once; who came first goes first. History is read in windows of `FETCH_WINDOW` messages at most, one account
+after the other; a window is read at once when all before it are paid for, so that the rate holds over any time but for
+the windows under way. New mail, flags and removals wait for none of these rates.
 
 This page is written by `python -m streams.runtime.settings_reference`; a test holds it against the code.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 from collections import Counter
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from streams.directory.accounts import AccountConnection, AccountStore, UnknownAccount
 from streams.errors import AccountError, CredentialsRefused, HostBusy, InsecureConnection
@@ -62,6 +63,36 @@ def host_policy(settings: Settings) -> HostPolicy:
     return HostPolicy(logins_per_s=settings.HOST_LOGINS_PER_S, history=history)
 
 
+class SessionMeter:
+    """Tells the worker's observer what one session does, as it goes: connections of hot accounts last for days."""
+
+    __slots__ = ("_counted", "_observer", "session")
+
+    def __init__(self, observer: RuntimeObserver) -> None:
+        self._observer = observer
+        self._counted = 0
+        self.session: ImapSession | None = None
+
+    def command_finished(self, name: str, seconds: float, outcome: str) -> None:
+        """Count it, and the bytes that came since the last one."""
+        self._observer.imap_command(name, outcome, seconds)
+        self.count_bytes()
+
+    def response_ignored(self, kind: str, reason: str) -> None:
+        """Count it."""
+        self._observer.imap_response_ignored(kind, reason)
+
+    def session_ended(self, code: str) -> None:
+        """`Connector.close` tells why."""
+
+    def count_bytes(self) -> None:
+        """What was received and not counted yet."""
+        if self.session is not None:
+            received = self.session.traffic.bytes_received
+            self._observer.bytes_received(received - self._counted)
+            self._counted = received
+
+
 class Connector:
     """Opens sessions for all accounts of a process."""
 
@@ -90,6 +121,7 @@ class Connector:
         )
         self._options = Options(compress=settings.IMAP_COMPRESS)
         self._open: Counter[str] = Counter()
+        self._meters: WeakKeyDictionary[ImapSession, SessionMeter] = WeakKeyDictionary()
 
     @property
     def store(self) -> AccountStore:
@@ -136,6 +168,7 @@ class Connector:
             raise HostBusy("HOST_CONNECTIONS are open already", code="host_connections")
         assert link.source is not None
         self._open[host] += 1
+        meter = SessionMeter(self._observer)
         try:
             async with self._gate.login(host):
                 session = await connect(
@@ -145,7 +178,9 @@ class Connector:
                     tls_context=self._tls,
                     address_policy=self._policy,
                     refused=link.refused,
+                    observer=meter,
                 )
+                meter.session = session
                 try:
                     await session.login(link.source)
                 except BaseException:
@@ -153,19 +188,26 @@ class Connector:
                     raise
         except BaseException:
             self._open[host] -= 1
+            meter.count_bytes()
             raise
         self._observer.connection_opened()
+        self._meters[session] = meter
         return session
 
     async def close(self, link_host: str, session: ImapSession, *, reason: str) -> None:
         """LOGOUT within its deadline and forget the session. Never raises on the network."""
         self._open[link_host] -= 1
         self._observer.connection_closed(reason)
-        self._observer.bytes_received(session.traffic.bytes_received)
-        if session.alive and reason != "cancelled":
-            await session.close()
-        else:
-            session.abort()
+        meter = self._meters.pop(session, None)
+        try:
+            if session.alive and reason != "cancelled":
+                await session.close()
+            else:
+                session.abort()
+        finally:
+            if meter is not None:
+                meter.count_bytes()
+                meter.session = None
 
     def history_turn_now(self, host: str) -> Turn | None:
         """The same without waiting; None when it has to be waited for."""

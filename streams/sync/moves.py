@@ -60,6 +60,14 @@ class HeldRemovals:
                 self._tables.append((key, b"".join(sorted(entries))))
             done |= fresh
 
+    def holds(self, identity: bytes) -> bool:
+        """Whether `take` would find a place. `prepare` before."""
+        for key, table in self._tables:
+            box, _, uids = self._held[key]
+            if not box.deleted and any(uid in uids for uid in _found(table, identity)):
+                return True
+        return False
+
     def take(self, identity: bytes) -> tuple[MailboxState, int, int] | None:
         """A held place (mailbox, epoch, uid) of that identity, no longer held afterwards."""
         for key, table in self._tables:

@@ -198,7 +198,7 @@ class Reader:
                 await self.flush()
                 done.update(m.uid for m in whole)
         if waiting:
-            texts = await self._previews(session, [m for m in waiting if m.uid not in box.known()])
+            texts = await self._previews(session, await self._without_place(box, waiting, held))
             await self._publish(box, waiting, origin, held, texts, structure=structure)
             await self.flush()
             done.update(m.uid for m in waiting)
@@ -398,6 +398,24 @@ class Reader:
         state.saw_mail(message.internal_date)
         if origin == "live" and message.internal_date is not None:
             self._observer.arrival_to_log(max(0.0, self._wall() - message.internal_date.timestamp()))
+
+    async def _without_place(
+        self, box: MailboxState, messages: list[FetchedMessage], held: HeldRemovals
+    ) -> list[FetchedMessage]:
+        """Those that will be told as added: what only moved, or has a new number, is not fetched again."""
+        fresh = [message for message in messages if message.uid not in box.known()]
+        if not held:
+            return fresh
+        await held.prepare()
+        basis = self._state.record.basis or "content"
+        found = []
+        for message in fresh:
+            headers = await fetching.read_headers(message)
+            place = f"{box.record.mailbox_id}/{box.epoch}/{message.uid}"
+            identity = fetching.identity_of(self._state.account_id, basis, message, headers.canonical, place=place)
+            if not held.holds(identity):
+                found.append(message)
+        return found
 
     async def _previews(self, session: ImapSession, messages: list[FetchedMessage]) -> dict[int, str]:
         """Text previews, from the beginning of each message's text part; one FETCH per distinct part and size."""

@@ -572,10 +572,7 @@ class AccountRunner:
                     raise
                 failures = 1 if time.monotonic() - started > STABLE_AFTER_S else failures + 1
                 self._services.observer.reconnect(error.code)
-                wait = await self._failed(shard_log, error, failures=failures)
-                if self.tier == "hot":
-                    self.next_poll_at = min(self.next_poll_at, self._services.wall() + wait)
-                await self._pause(wait)
+                await self._pause(await self._failed(shard_log, error, failures=failures))
             else:
                 failures = 0
             finally:
@@ -590,9 +587,11 @@ class AccountRunner:
 
     async def _watch(self, shard_log: ShardLog, session: ImapSession) -> None:
         """IDLE on INBOX. Nothing falls between: INBOX is looked at after it was opened, and what came meanwhile
-        waits.
+        waits. After a failure the whole account is looked at first: over this connection, since a poll would be a
+        second login when a host that came back has thousands to take.
         """
         await self._begin_work(shard_log, "watch")
+        failed = self.failure is not None
         while self._wants_watch():
             async with self._lock:
                 state = self._load(shard_log)
@@ -604,6 +603,12 @@ class AccountRunner:
                     if box is None or not box.record.selectable:
                         raise RetryLater("the server shows no INBOX", code="no_inbox")
                     inbox = box.record.wire_name
+                    if failed:
+                        failed, started = False, self._services.wall()
+                        await account_pass.run(session, always=inbox)
+                        await self._passed(state, account_pass, started)
+                        if session.selected != inbox:
+                            continue
                     if session.selected != inbox:
                         await account_pass.visit(session, box)
                     if session.pending_changes:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import re
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -276,6 +277,7 @@ class _Session:
         self.account = account
         account.watchers.append(self.on_account)
         self.server.logins[username] += 1
+        self.server.login_times.append(time.monotonic())
         match self.profile.capabilities_after_login:
             case "code":
                 return [], f"OK [CAPABILITY {self.shown()}] in"
@@ -621,8 +623,9 @@ class _Session:
 class ImapServer:
     """Use as an async context manager; `port` is known inside.
 
-    `counts` has how often each command came, `logins` how often each user got in, `commands` all lines after their
-    tags, `refused` those that the profile refuses, `open` and `peak` the number of connections.
+    `counts` has how often each command came, `logins` how often each user got in, `login_times` when (of the monotonic
+    clock), `commands` all lines after their tags, `refused` those that the profile refuses, `open` and `peak` the
+    number of connections.
     """
 
     def __init__(
@@ -640,6 +643,7 @@ class ImapServer:
         self.bends: list[Bend] = []
         self.counts: Counter[str] = Counter()
         self.logins: Counter[str] = Counter()
+        self.login_times: list[float] = []
         self.commands: list[str] = []
         self.refused: list[str] = []
         self.tokens: list[str] = []

@@ -132,6 +132,35 @@ async def test_history_is_read_newest_first_and_resumes(account: Account, start:
     assert all(min(a) > max(b) for a, b in itertools.pairwise(windows))
 
 
+async def test_no_body_is_fetched_again_after_a_reset_or_a_move(account: Account, start: Start) -> None:
+    """With previews too: what comes out as moved has been told already; only what is really new is fetched."""
+    inbox, sent = account.mailboxes["INBOX"], account.create("Sent")
+    for n in range(40):
+        inbox.deliver(letter(n))
+    engine = await start(CONDSTORE, PREVIEW_BYTES=100, FETCH_CHUNK=10, FETCH_WINDOW=10)
+    await engine.catch_up()
+
+    def bodies() -> int:
+        return sum("BODY.PEEK[1]" in command for command in engine.server.commands)
+
+    first = bodies()
+    assert first >= 4
+    inbox.new_epoch()
+    await engine.catch_up()
+    engine.agrees(account)
+    assert engine.kinds().count("message.moved") == 40
+    assert bodies() == first
+    inbox.move_to(3, sent)
+    inbox.deliver(letter(100))
+    await engine.look()
+    engine.agrees(account)
+    assert engine.kinds().count("message.moved") == 41
+    assert bodies() == first + 1
+    added = [event for event in engine.of("message.added") if event["headers"]["subject"] == "letter 100"]
+    assert len(engine.of("message.added")) == 41
+    assert added[0]["preview"].startswith("xxx")
+
+
 async def test_case_18_a_reset_of_a_large_mailbox_is_done_in_pieces(account: Account, start: Start) -> None:
     """3,000 messages get a new UIDVALIDITY: chunks of 500, no large transaction, memory of a few chunks."""
     count = 3_000

@@ -138,6 +138,26 @@ async def test_a_host_that_says_nothing_meets_the_deadline() -> None:
         assert caught.value.code == "greeting_timed_out"
 
 
+async def test_the_connect_timeout_bounds_all_steps_together() -> None:
+    """A host that takes a little long for each step gets no deadline for each."""
+    slow = (
+        Pause(0.25),
+        b"* OK ready\r\n",
+        r"CAPABILITY",
+        Pause(0.25),
+        b"* CAPABILITY IMAP4rev1\r\n%T% OK done\r\n",
+    )
+    async with ScriptedServer(slow) as server:
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(CommandTimedOut) as caught:
+            await dial(server, Limits(connect_timeout_s=0.4))
+        assert caught.value.code == "greeting_timed_out"
+        assert 0.35 < asyncio.get_running_loop().time() - started < 5.0
+    async with ScriptedServer(slow) as server:
+        session = await dial(server, Limits(connect_timeout_s=5.0))
+        session.abort()
+
+
 async def test_a_host_that_hangs_up_at_once() -> None:
     async with ScriptedServer((Drop(),)) as server:
         with pytest.raises(ConnectionLost):

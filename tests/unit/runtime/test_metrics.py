@@ -36,6 +36,8 @@ def exercise(observer: RuntimeObserver) -> None:
     observer.arrival_to_log(0.4)
     observer.quarantined("mailbox", "unusable")
     observer.bytes_received(1000)
+    observer.imap_command("UID FETCH", "OK", 0.1)
+    observer.imap_response_ignored("XYZ", "unknown")
     observer.shards({"running": 5})
     observer.transaction("committed", 0.02, 100)
     observer.fenced("assigned")
