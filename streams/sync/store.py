@@ -50,10 +50,12 @@ class MirrorStore:
 
     @property
     def _db(self) -> Rdict:
-        """The database. Raises `OSError` while it cannot be opened anew."""
-        if self._handle is None:
-            raise OSError("the local store could not be opened anew")
-        return self._handle
+        """The database, opened anew when the last try to do so failed. Raises what opening raises."""
+        handle = self._handle
+        if handle is None:
+            with self._lock:
+                handle = self._handle or self._reopen()
+        return handle
 
     def get(self, partition: int, key: str) -> bytes | None:
         """Value of a key, if present."""
@@ -118,8 +120,10 @@ class MirrorStore:
 
     def close(self) -> None:
         """Close the database and remove it."""
-        with contextlib.suppress(Exception):
-            self._db.close()
+        if self._handle is not None:
+            # A database that failed refuses to close; what it holds is removed anyway.
+            with contextlib.suppress(Exception):
+                self._handle.close()
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _write(self, change: Callable[[Rdict], None]) -> None:
@@ -127,14 +131,15 @@ class MirrorStore:
         with self._lock:
             if self._failed:
                 self._reopen()
-                log.warning("the local store was opened anew after a write that failed")
+            assert self._handle is not None
             try:
-                change(self._db)
+                change(self._handle)
             except Exception:
                 self._failed = True
                 raise
 
-    def _reopen(self) -> None:
+    def _reopen(self) -> Rdict:
+        """Raises what opening raises; the next read or write tries again."""
         # A database that failed refuses to close, too, and keeps its lock; without a reference to it, it goes away.
         failed, self._handle = self._handle, None
         if failed is not None:
@@ -144,6 +149,8 @@ class MirrorStore:
         gc.collect()
         self._handle = self._open()
         self._failed = False
+        log.warning("the local store was opened anew after a write that failed")
+        return self._handle
 
     def _open(self) -> Rdict:
         options = Options(raw_mode=True)

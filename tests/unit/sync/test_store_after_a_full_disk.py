@@ -27,7 +27,17 @@ for number in range(40):
         if refused == 3:
             break
 assert written and refused, (written, refused)
+# Opening it anew fails as long as there is no room, and the first to ask afterwards may be a reader.
+store._handle = None
+store._open, works = lambda: store._path.joinpath("x").write_bytes(bytes(1 << 20)), store._open
+try:
+    store.position(1)
+    raise SystemExit("read without a database")
+except OSError:
+    pass
+store._open = works
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+assert store.position(1) >= 8
 store.apply(2, {"after": b"works"}, 3)
 store.forget(3)
 assert store.get(2, "after") == b"works" and store.position(2) == 3
