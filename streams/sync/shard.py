@@ -226,10 +226,11 @@ class Shard:
     async def _watch(self, current: ShardLog) -> None:
         reason = await asyncio.shield(current.lost)
         if current is self._log:
-            log.warning("shard %d: %s", self.partition, reason)
             self._failed(str(reason), ShardEvent.WRITER_LOST)
 
     def _failed(self, reason: str, event: ShardEvent) -> None:
         self._failures += 1
+        # Each reason once: a shard that cannot start tries every few seconds.
+        log.log(logging.INFO if reason == self.error else logging.WARNING, "shard %d: %s", self.partition, reason)
         self.error = reason
         self.tell(event)
