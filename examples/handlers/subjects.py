@@ -86,12 +86,14 @@ async def try_out(texts: list[str]) -> None:
     from streams.commands.engine import Engine
     from streams.commands.limits import EngineLimits
     from streams.commands.memory_lane import MemoryLane, MemoryTopic
+    from streams.commands.surroundings import Surroundings
     from streams.contracts.commands import Command
     from streams.domain.retry import RetryLimits
 
     topic = MemoryTopic()
     retry = RetryLimits(retries=2, backoff_s=0.1, backoff_max_s=1.0, attempt_s=30.0, give_up_s=60.0)
-    engine = Engine(handlers, EngineLimits(retry=retry), partitions=1, worker="here", service="example")
+    limits = EngineLimits(retry=retry)
+    engine = Engine(handlers, Surroundings(limits, partitions=1, worker="here", service="example"))
     lane = MemoryLane(topic)
     session = engine.attach(lane)
     command = Command(

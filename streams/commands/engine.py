@@ -25,17 +25,12 @@ This module keeps the lanes, the line of accounts, and the end.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable
 
 from streams.commands.admission import Admission
 from streams.commands.beginning import Beginnings
 from streams.commands.conclusion import Conclusions
 from streams.commands.handlers import Handlers
-from streams.commands.limits import EngineLimits
 from streams.commands.ordering import AccountQueues
 from streams.commands.ports import Delivery, Lane
 from streams.commands.reporting import Reports
@@ -44,44 +39,20 @@ from streams.commands.session import Session
 from streams.commands.snapshot import DrainReport, EngineSnapshot
 from streams.commands.surroundings import Surroundings
 from streams.commands.work import Work
-from streams.observer import RuntimeObserver
 
 
 class Engine:
-    """Runs the commands of any number of lanes. To be made on the event loop where it runs."""
+    """Runs the commands of any number of lanes on one event loop, in surroundings of its own."""
 
-    def __init__(
-        self,
-        handlers: Handlers,
-        limits: EngineLimits,
-        *,
-        partitions: int,
-        worker: str,
-        service: str,
-        resources: Mapping[str, Any] | None = None,
-        observer: RuntimeObserver | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        rng: Callable[[], float] = random.random,
-    ) -> None:
-        self._limits = limits
-        self._surroundings = Surroundings(
-            limits,
-            partitions=partitions,
-            worker=worker,
-            service=service,
-            resources=resources,
-            observer=observer,
-            clock=clock,
-            now=now,
-            rng=rng,
-        )
+    def __init__(self, handlers: Handlers, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._limits = surroundings.limits
         self._queues: AccountQueues[tuple[int, str], Work] = AccountQueues()
-        beginnings = Beginnings(self._surroundings)
-        conclusions = Conclusions(self._surroundings, beginnings)
-        reports = Reports(self._surroundings, beginnings)
-        self._admission = Admission(self._surroundings, handlers, conclusions)
-        self._run = Running(self._surroundings, self._queues, beginnings, conclusions, reports, self._pump_soon)
+        beginnings = Beginnings(surroundings)
+        conclusions = Conclusions(surroundings, beginnings)
+        reports = Reports(surroundings, beginnings)
+        self._admission = Admission(surroundings, handlers, conclusions)
+        self._run = Running(surroundings, self._queues, beginnings, conclusions, reports, self._pump_soon)
         self._sessions: set[Session] = set()
         self._numbers = 0
         self._pumping = False

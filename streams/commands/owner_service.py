@@ -24,7 +24,7 @@ from streams.commands.kafka_reading import close_within
 from streams.commands.operations import AccountOperations, owner_handlers
 from streams.commands.owner_lane import OwnerLane, OwnerLog
 from streams.commands.ports import Delivery
-from streams.commands.service import HandlersIgnored, engine_limits
+from streams.commands.service import HandlersIgnored, engine_limits, surroundings
 from streams.commands.session import Session
 from streams.contracts import topics
 from streams.observer import RuntimeObserver
@@ -81,12 +81,7 @@ class OwnerService:
         """Be ready for shards. Connects when the first one opens."""
         self._engine = Engine(
             owner_handlers(self._operations),
-            engine_limits(self._settings),
-            partitions=self._settings.PARTITIONS,
-            worker=self._settings.WORKER_NAME,
-            service=self._settings.KAFKA_GROUP,
-            resources=self._resources,
-            observer=self._observer,
+            surroundings(self._settings, engine_limits(self._settings), self._observer, resources=self._resources),
         )
         self._reading = asyncio.create_task(self._read(), name="commands-reader")
         early, self._early = self._early, {}

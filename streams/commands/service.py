@@ -22,6 +22,7 @@ from streams.commands.handlers import Handlers
 from streams.commands.job_group import JobGroup
 from streams.commands.kafka_reading import close_within
 from streams.commands.limits import EngineLimits
+from streams.commands.surroundings import Surroundings
 from streams.domain.retry import RetryLimits
 from streams.errors import ConfigurationError, MailstreamsError, ServiceUnavailable
 from streams.observer import RuntimeObserver
@@ -60,6 +61,20 @@ def engine_limits(settings: Settings) -> EngineLimits:
     )
 
 
+def surroundings(
+    settings: Settings, limits: EngineLimits, observer: RuntimeObserver, *, resources: Mapping[str, Any]
+) -> Surroundings:
+    """For an engine of this process."""
+    return Surroundings(
+        limits,
+        partitions=settings.PARTITIONS,
+        worker=settings.WORKER_NAME,
+        service=settings.KAFKA_GROUP,
+        resources=resources,
+        observer=observer,
+    )
+
+
 class JobService:
     """Runs `sync.jobs` in this process. `job_mode` makes it the one-shot kind (row W8)."""
 
@@ -92,13 +107,7 @@ class JobService:
         if self._job_mode:
             limits = dataclasses.replace(limits, concurrency=1, quota=self._settings.WORKER_JOB_MAX_TASKS)
         self._engine = Engine(
-            self._handlers,
-            limits,
-            partitions=self._settings.PARTITIONS,
-            worker=self._settings.WORKER_NAME,
-            service=self._settings.KAFKA_GROUP,
-            resources=self._resources,
-            observer=self._observer,
+            self._handlers, surroundings(self._settings, limits, self._observer, resources=self._resources)
         )
         self._group = JobGroup(
             self._settings, self._engine, one_by_one=self._job_mode, observer=self._observer, arrived=self._saw

@@ -7,6 +7,7 @@ at which the process kills itself, once (a mark says that it has).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ from streams.settings import load_settings
 POLL_S = 0.02
 directory = Path(os.environ["DIRECTORY"])
 handlers = Handlers()
+library = logging.getLogger("library")
 
 
 class Args(msgspec.Struct, frozen=True):
@@ -73,6 +75,26 @@ async def failing(args: Args, task: Task) -> dict[str, Any]:
     if not marked("release"):
         raise TaskFailed("temporary", "not yet", retryable=True)
     return {"number": args.number}
+
+
+@handlers.register("logging", args=Args)
+async def logging_handler(args: Args, task: Task) -> None:
+    """Logs as a library does that knows nothing of tasks."""
+    library.info("direct %s", task.command_id)
+    await asyncio.sleep(POLL_S)
+    await asyncio.gather(inner(task.command_id), asyncio.to_thread(library.info, "thread %s", task.command_id))
+
+
+async def inner(command_id: str) -> None:
+    await asyncio.sleep(POLL_S)
+    library.info("inner %s", command_id)
+
+
+@handlers.register("logging_thread", args=Args)
+def logging_thread(args: Args, task: Task) -> None:
+    """The same from a thread, which runs a loop of its own."""
+    library.info("direct %s", task.command_id)
+    asyncio.run(inner(task.command_id))
 
 
 @handlers.register("stuck", args=Args)

@@ -14,14 +14,14 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from streams.commands.engine import Engine
 from streams.commands.handlers import Handlers
 from streams.commands.job_group import JobGroup, job_group
-from streams.commands.limits import EngineLimits
+from streams.commands.service import surroundings
 from streams.contracts import topics
 from streams.contracts.commands import AnyCommandEvent, Command, CommandFailure, CommandSuccess
 from streams.contracts.keys import partition_for
 from streams.domain.retry import RetryLimits
 from streams.runtime.topics import TopicAdmin, wanted_topics
 from streams.settings import Settings, load_settings
-from tests.unit.commands.rig import CountingObserver, accounts, command_of, conclusions
+from tests.unit.commands.rig import CountingObserver, accounts, command_of, conclusions, tested_limits
 
 DEADLINE_S = 60.0
 RETRY = RetryLimits(retries=3, backoff_s=0.05, backoff_max_s=0.2, attempt_s=30.0, give_up_s=300.0)
@@ -186,11 +186,7 @@ class JobWorker:
         self.observer = CountingObserver()
         self.engine = Engine(
             handlers,
-            EngineLimits(**{"retry": RETRY, "progress_interval_s": 0.0, **limits}),
-            partitions=settings.PARTITIONS,
-            worker=name,
-            service="tests",
-            observer=self.observer,
+            surroundings(settings, tested_limits(**{"retry": RETRY, **limits}), self.observer, resources={}),
         )
         self.group = JobGroup(settings, self.engine, one_by_one=one_by_one, observer=self.observer)
 

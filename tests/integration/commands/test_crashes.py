@@ -25,6 +25,8 @@ async def test_w15_a_kill_at_any_step_leaves_one_conclusion(jobs: Jobs, processe
     assert outcome(events) == once(ids)
     results = [event.result["number"] for event in events if isinstance(event, CommandSuccess)]
     assert results == [0, 1, 2, 3, 4]
+    heard_of_first = {event.command_id for event in events if event.worker == "p1"}
+    assert bool(heard_of_first) is (point == "after_commit"), "a transaction is seen as a whole or not at all"
     assert await jobs.lag() == 0
 
 

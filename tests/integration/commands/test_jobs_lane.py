@@ -14,21 +14,7 @@ from streams.contracts.commands import CommandFailure, CommandProgress, CommandS
 from streams.contracts.keys import partition_for
 from streams.local.kafka import Kafka
 from tests.integration.commands.rig import Jobs, JobWorker, command_of, once, outcome, settings_for
-
-
-class Anything(msgspec.Struct, frozen=True):
-    number: int = 0
-
-
-async def noop(args: Anything, task: Task) -> dict[str, int]:
-    return {"number": args.number}
-
-
-def registry(**functions: Any) -> Handlers:
-    handlers = Handlers()
-    for kind, function in functions.items():
-        handlers.add(kind, function, args=Anything)
-    return handlers
+from tests.unit.commands.rig import Anything, noop, registry
 
 
 async def test_w15_commands_are_concluded_once_and_acknowledged(jobs: Jobs) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from streams.commands.engine import Engine
-from streams.commands.handlers import Handlers
+from streams.commands.handlers import Handlers, Task
 from streams.commands.limits import EngineLimits
 from streams.commands.memory_lane import MemoryLane, MemoryTopic
 from streams.commands.session import Session
+from streams.commands.surroundings import Surroundings
 from streams.contracts.codec import header
 from streams.contracts.commands import AnyCommandEvent, Command, CommandFailure, CommandSuccess
 from streams.contracts.keys import partition_for
@@ -26,6 +27,30 @@ from streams.observer import NoopObserver
 DEADLINE_S = 10.0
 RETRY = RetryLimits(retries=3, backoff_s=0.01, backoff_max_s=0.04, attempt_s=5.0, give_up_s=60.0)
 _EVENTS: msgspec.json.Decoder[AnyCommandEvent] = msgspec.json.Decoder(AnyCommandEvent)
+
+
+class Anything(msgspec.Struct, frozen=True):
+    """Arguments of handlers of tests."""
+
+    number: int = 0
+
+
+async def noop(args: Anything, task: Task) -> dict[str, int]:
+    """Nothing, and says which."""
+    return {"number": args.number}
+
+
+def registry(**functions: Any) -> Handlers:
+    """Handlers of these kinds."""
+    handlers = Handlers()
+    for kind, function in functions.items():
+        handlers.add(kind, function, args=Anything)
+    return handlers
+
+
+def tested_limits(**limits: Any) -> EngineLimits:
+    """Limits of a test: retries come soon, and progress at once."""
+    return EngineLimits(**{"retry": RETRY, "progress_interval_s": 0.0, **limits})
 
 
 class CountingObserver(NoopObserver):
@@ -96,12 +121,14 @@ class Rig:
         self.partitions = partitions
         self.engine = Engine(
             handlers,
-            EngineLimits(**{"retry": RETRY, "progress_interval_s": 0.0, **limits}),
-            partitions=partitions,
-            worker=worker,
-            service="tests",
-            resources=resources,
-            observer=self.observer,
+            Surroundings(
+                tested_limits(**limits),
+                partitions=partitions,
+                worker=worker,
+                service="tests",
+                resources=resources,
+                observer=self.observer,
+            ),
         )
         self.lane = MemoryLane(self.topic)
         self.session: Session = self.engine.attach(self.lane, self.feed)

@@ -14,13 +14,7 @@ from streams.commands.memory_lane import MemoryTopic
 from streams.contracts.commands import CommandFailure, CommandProgress, CommandStarted, CommandSuccess
 from streams.domain.retry import RetryLimits
 from streams.errors import AccessDenied, HostBusy, ProducerLost
-from tests.unit.commands.rig import ACCOUNT, Rig, accounts, command_of, conclusions, running
-
-
-class Anything(msgspec.Struct, frozen=True):
-    """Arguments of the handlers below."""
-
-    number: int = 0
+from tests.unit.commands.rig import ACCOUNT, Anything, Rig, accounts, command_of, conclusions, noop, registry, running
 
 
 class Gates:
@@ -41,17 +35,6 @@ class Gates:
         finally:
             self.now -= 1
         return {"number": args.number}
-
-
-def registry(**functions: Any) -> Handlers:
-    handlers = Handlers()
-    for kind, function in functions.items():
-        handlers.add(kind, function, args=Anything)
-    return handlers
-
-
-async def noop(args: Anything, task: Task) -> dict[str, int]:
-    return {"number": args.number}
 
 
 # --- W12, W15: what is published -----------------------------------------------------------------------------------
