@@ -194,13 +194,7 @@ class AccountStore:
 
     async def connection(self, account_id: str) -> AccountConnection:
         """How to log in to the account, whatever its state. Raises `UnknownAccount`."""
-        if not _is_uuid(account_id):
-            raise UnknownAccount(f"there is no account {account_id[:64]!r}")
-        with translated("reading an account"):
-            row = await self._pool.fetchrow(_CONNECTION, account_id)
-        if row is None:
-            raise UnknownAccount(f"there is no account {account_id}")
-        return AccountConnection(*row)
+        return AccountConnection(*await self._one(_CONNECTION, account_id))
 
     async def set_state(
         self, account_id: str, state: str, reason: str | None = None, *, if_version: int | None = None
@@ -282,13 +276,16 @@ class AccountStore:
 
     async def get(self, account_id: str) -> Account:
         """One account. Raises `UnknownAccount`."""
+        return Account(*await self._one(_GET, account_id))
+
+    async def _one(self, query: str, account_id: str) -> asyncpg.Record:
         if not _is_uuid(account_id):
             raise UnknownAccount(f"there is no account {account_id[:64]!r}")
         with translated("reading an account"):
-            row = await self._pool.fetchrow(_GET, account_id)
+            row = await self._pool.fetchrow(query, account_id)
         if row is None:
             raise UnknownAccount(f"there is no account {account_id}")
-        return Account(*row)
+        return row
 
     async def list_accounts(
         self, *, user_id: str | None = None, states: Iterable[str] | None = None

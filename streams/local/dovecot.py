@@ -24,15 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from streams.local.certificates import Certificate, issue_for_loopback
 from streams.local.errors import ServiceFailed, Unavailable
 from streams.local.jars import Progress
 from streams.local.ports import HOST, free_port
 from streams.local.process import ChildProcess
+from streams.local.server import LocalMailServer
 
-READY_DEADLINE_S = 30.0
 DOVEADM_DEADLINE_S = 60.0
-STOP_GRACE_S = 10.0
 MAIL_OWNER = "nobody"  # whom mail belongs to when we are root
 SOCKET_PATH_MAX = 60  # of the directory; sun_path ends at 107 bytes and Dovecot appends up to 40
 PASSWORD_CACHE_S = 1.1  # Dovecot looks at a password file once per second at most
@@ -69,7 +67,7 @@ class DovecotOptions:
     )
 
 
-class Dovecot:
+class Dovecot(LocalMailServer):
     """One instance in `directory`. Not started by its constructor."""
 
     name = "Dovecot"
@@ -84,15 +82,12 @@ class Dovecot:
         tls_port: int = 0,
     ) -> None:
         """`port` (plain and STARTTLS) and `tls_port` are preferred when free."""
-        self._directory = directory
+        super().__init__(directory, progress)
         self._options = options or DovecotOptions()
-        self._progress = progress
         self.host = HOST
         self.port = free_port(port)
         self.tls_port = free_port(tls_port)
-        self._child: ChildProcess | None = None
         self._run_directory: Path | None = None
-        self._certificate: Certificate | None = None
 
     @staticmethod
     def version() -> str | None:
@@ -105,23 +100,6 @@ class Dovecot:
         version = answer.stdout.decode().split(" ")[0].strip()
         return version if version.startswith("2.3.") else None
 
-    @property
-    def log(self) -> Path:
-        """What Dovecot writes, logins included."""
-        return self._directory / "dovecot.log"
-
-    @property
-    def ca_file(self) -> Path:
-        """PEM of the authority that signed its certificate."""
-        return self._issue().ca
-
-    @property
-    def process(self) -> ChildProcess:
-        """The master process; raises `ServiceFailed` before the first start."""
-        if self._child is None:
-            raise ServiceFailed(self.name, "was never started")
-        return self._child
-
     async def start(self) -> None:
         """Start, or start again on the same ports and mail. Raises `LocalStackError`."""
         program = _program("dovecot")
@@ -129,38 +107,23 @@ class Dovecot:
             raise Unavailable("Dovecot 2.3 is not installed (apt-get install dovecot-core dovecot-imapd)")
         self._progress("Dovecot: starting")
         configuration = self._write_configuration()
-        self._child = ChildProcess(
+        child = ChildProcess(
             self.name,
             [str(program), "-F", "-c", str(configuration)],
             log=self.log,
             death_signal=signal.SIGTERM,  # the master takes its children with it
         )
-        self._child.start()
-        await self._child.wait_ready(self._greets, deadline_s=READY_DEADLINE_S)
+        await self._run(child, self._greets)
 
     async def stop(self) -> None:
         """End every session and the server."""
-        if self._child is not None:
-            await self._child.stop(signal.SIGTERM, grace_s=STOP_GRACE_S)
+        await super().stop()
         self._forget_run_directory()
 
     async def kill(self) -> None:
         """kill -9 of the server and all its processes."""
-        if self._child is not None:
-            await self._child.kill()
+        await super().kill()
         self._forget_run_directory()
-
-    def pause(self) -> None:
-        """Stop answering, with connections open."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        """Answer again."""
-        self.process.resume()
-
-    def environment(self) -> dict[str, str]:
-        """Settings of the product under which it may and can dial this server."""
-        return {"IMAP_CA_FILE": str(self.ca_file), "IMAP_ALLOW_PRIVATE": "true"}
 
     def add_user(self, name: str, password: str) -> None:
         """Let `name` log in with `password` (as a SASL token too). Takes effect at once for a name never seen."""
@@ -250,11 +213,6 @@ class Dovecot:
                 continue
             return False
         return True
-
-    def _issue(self) -> Certificate:
-        if self._certificate is None:
-            self._certificate = issue_for_loopback(self._directory / "tls")
-        return self._certificate
 
     def _write_configuration(self) -> Path:
         as_root = os.geteuid() == 0

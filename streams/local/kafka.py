@@ -27,11 +27,10 @@ from streams.local.errors import ServiceFailed, Unavailable
 from streams.local.jars import KAFKA_VERSION, Progress, cache_directory, kafka_classpath
 from streams.local.ports import HOST, free_port
 from streams.local.process import ChildProcess
+from streams.local.server import LocalServer
 
-READY_DEADLINE_S = 180.0  # 1.5 s on an idle machine; several stacks may start on two cores at once
 FORMAT_DEADLINE_S = 120.0
 REHEARSAL_STOP_S = 120.0  # it writes what it keeps while it ends
-STOP_GRACE_S = 20.0
 HEAP_MB = 512
 
 # Kafka's own settings that are not about names and ports.
@@ -80,39 +79,27 @@ logger.started.level = info
 """
 
 
-class Kafka:
+class Kafka(LocalServer):
     """One broker in `directory`. Not started by its constructor."""
 
     name = "Kafka"
+    stop_grace_s = 20.0
+    ready_deadline_s = 180.0  # 1.5 s on an idle machine; several stacks may start on two cores at once
 
     def __init__(
         self, directory: Path, *, progress: Progress = lambda _: None, port: int = 0, heap_mb: int = HEAP_MB
     ) -> None:
         """`port` is preferred when free. `progress` hears about the first start's downloads, possibly in a thread."""
-        self._directory = directory
-        self._progress = progress
+        super().__init__(directory, progress)
         self._heap_mb = heap_mb
         self.port = free_port(port)
         self._controller_port = free_port()
-        self._child: ChildProcess | None = None
         self._rehearsed: tuple[str, ...] = ()
 
     @property
     def bootstrap(self) -> str:
         """host:port for clients."""
         return f"{HOST}:{self.port}"
-
-    @property
-    def log(self) -> Path:
-        """What the broker writes, warnings and errors only."""
-        return self._directory / "kafka.log"
-
-    @property
-    def process(self) -> ChildProcess:
-        """The broker's process; raises `ServiceFailed` before the first start."""
-        if self._child is None:
-            raise ServiceFailed(self.name, "was never started")
-        return self._child
 
     async def start(self) -> None:
         """Start, or start again on the same port and data. Raises `LocalStackError`."""
@@ -125,41 +112,17 @@ class Kafka:
         if not (self._directory / "data" / "meta.properties").exists():
             await self._format(java, classpath, settings)
         try:
-            await self._run(java, classpath, settings)
+            await self._run_broker(java, classpath, settings)
         except ServiceFailed:
             if not self._rehearsed:
                 raise
             # What was kept may not suit this JVM after all. Without it the start is slower and nothing else.
             self._rehearsed = ()
-            await self._run(java, classpath, settings)
+            await self._run_broker(java, classpath, settings)
 
-    async def _run(self, java: Path, classpath: list[Path], settings: Path) -> None:
-        self._child = ChildProcess(
-            self.name,
-            self._java_command(java, classpath, "kafka.Kafka", str(settings)),
-            log=self.log,
-            environment=_environment(),
-        )
-        self._child.start()
-        await self._child.wait_ready(self._answers, deadline_s=READY_DEADLINE_S)
-
-    async def stop(self) -> None:
-        """Controlled shutdown; killed after a grace."""
-        if self._child is not None:
-            await self._child.stop(signal.SIGTERM, grace_s=STOP_GRACE_S)
-
-    async def kill(self) -> None:
-        """kill -9."""
-        if self._child is not None:
-            await self._child.kill()
-
-    def pause(self) -> None:
-        """Stop answering, with connections open."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        """Answer again."""
-        self.process.resume()
+    async def _run_broker(self, java: Path, classpath: list[Path], settings: Path) -> None:
+        command = self._java_command(java, classpath, "kafka.Kafka", str(settings))
+        await self._run(ChildProcess(self.name, command, log=self.log, environment=_environment()), self._answers)
 
     def environment(self) -> dict[str, str]:
         """Settings of the product that lead here."""

@@ -23,10 +23,9 @@ from streams.local.errors import ServiceFailed, Unavailable
 from streams.local.jars import Progress
 from streams.local.ports import HOST, free_port
 from streams.local.process import ChildProcess
+from streams.local.server import LocalServer
 
-READY_DEADLINE_S = 60.0
 INIT_DEADLINE_S = 120.0
-STOP_GRACE_S = 15.0
 SUPERUSER = "postgres"
 UNPRIVILEGED = "nobody"
 
@@ -45,10 +44,13 @@ _TUNING = {
 }
 
 
-class Postgres:
+class Postgres(LocalServer):
     """One server in `directory`. Not started by its constructor."""
 
     name = "PostgreSQL"
+    stop_signal = signal.SIGINT  # fast shutdown: open sessions are ended, what is committed is kept
+    stop_grace_s = 15.0
+    ready_deadline_s = 60.0
 
     def __init__(
         self,
@@ -59,23 +61,9 @@ class Postgres:
         database: str = "mailstreams",
     ) -> None:
         """`port` is preferred when free. `database` is made at the first start."""
-        self._directory = directory
-        self._progress = progress
+        super().__init__(directory, progress)
         self.port = free_port(port)
         self._database = database
-        self._child: ChildProcess | None = None
-
-    @property
-    def log(self) -> Path:
-        """What the server writes."""
-        return self._directory / "postgres.log"
-
-    @property
-    def process(self) -> ChildProcess:
-        """The server's process; raises `ServiceFailed` before the first start."""
-        if self._child is None:
-            raise ServiceFailed(self.name, "was never started")
-        return self._child
 
     @property
     def psql(self) -> Path:
@@ -96,7 +84,7 @@ class Postgres:
         if not (data / "PG_VERSION").exists():
             await self._initialise(programs, data, user)
         options = [argument for key, value in _TUNING.items() for argument in ("-c", f"{key}={value}")]
-        self._child = ChildProcess(
+        child = ChildProcess(
             self.name,
             [str(programs / "postgres"), "-D", str(data), "-p", str(self.port), *options],
             log=self.log,
@@ -105,26 +93,7 @@ class Postgres:
             user=user,
             death_signal=signal.SIGINT,  # fast shutdown: open sessions are ended
         )
-        self._child.start()
-        await self._child.wait_ready(self._answers, deadline_s=READY_DEADLINE_S)
-
-    async def stop(self) -> None:
-        """Fast shutdown: open sessions are ended, what is committed is kept."""
-        if self._child is not None:
-            await self._child.stop(signal.SIGINT, grace_s=STOP_GRACE_S)
-
-    async def kill(self) -> None:
-        """kill -9 of the server and its backends."""
-        if self._child is not None:
-            await self._child.kill()
-
-    def pause(self) -> None:
-        """Stop answering, with connections open."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        """Answer again."""
-        self.process.resume()
+        await self._run(child, self._answers)
 
     def environment(self) -> dict[str, str]:
         """Settings of the product that lead here."""

@@ -12,46 +12,24 @@ import signal
 import sys
 from pathlib import Path
 
-from streams.local.certificates import Certificate, issue_for_loopback
-from streams.local.errors import ServiceFailed
 from streams.local.jars import Progress
 from streams.local.ports import HOST, free_port
 from streams.local.process import ChildProcess
+from streams.local.server import LocalMailServer
 
-READY_DEADLINE_S = 30.0
 
-
-class PymapServer:
+class PymapServer(LocalMailServer):
     """One server in `directory`. Not started by its constructor."""
 
     name = "pymap"
+    stop_grace_s = 5.0
 
     def __init__(self, directory: Path, *, progress: Progress = lambda _: None, port: int = 0) -> None:
         """`port` (plain and STARTTLS) is preferred when free."""
-        self._directory = directory
-        self._progress = progress
+        super().__init__(directory, progress)
         self._users: dict[str, str] = {}
-        self._certificate: Certificate | None = None
-        self._child: ChildProcess | None = None
         self.host = HOST
         self.port = free_port(port)
-
-    @property
-    def log(self) -> Path:
-        """What the server writes."""
-        return self._directory / "pymap.log"
-
-    @property
-    def ca_file(self) -> Path:
-        """PEM of the authority that signed its certificate."""
-        return self._issue().ca
-
-    @property
-    def process(self) -> ChildProcess:
-        """The server's process; raises `ServiceFailed` before the first start."""
-        if self._child is None:
-            raise ServiceFailed(self.name, "was never started")
-        return self._child
 
     async def start(self) -> None:
         """Start on the same port as before, with no mail. Raises `LocalStackError`."""
@@ -61,28 +39,13 @@ class PymapServer:
         certificate = self._issue()
         files = (str(certificate.certificate), str(certificate.key))
         program = [sys.executable, "-m", "streams.local.pymap_program"]
-        self._child = ChildProcess(
+        child = ChildProcess(
             self.name,
             [*program, str(self._users_file), HOST, str(self.port), *files],
             log=self.log,
             death_signal=signal.SIGKILL,
         )
-        self._child.start()
-        await self._child.wait_ready(self._greets, deadline_s=READY_DEADLINE_S)
-
-    async def stop(self) -> None:
-        """End it; its mail is gone."""
-        if self._child is not None:
-            await self._child.stop(signal.SIGTERM, grace_s=5.0)
-
-    async def kill(self) -> None:
-        """kill -9."""
-        if self._child is not None:
-            await self._child.kill()
-
-    def environment(self) -> dict[str, str]:
-        """Settings of the product under which it may and can dial this server."""
-        return {"IMAP_CA_FILE": str(self.ca_file), "IMAP_ALLOW_PRIVATE": "true"}
+        await self._run(child, self._greets)
 
     def add_user(self, name: str, password: str) -> None:
         """Let `name` log in with `password`."""
@@ -99,11 +62,6 @@ class PymapServer:
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(self._users))
         draft.replace(self._users_file)
-
-    def _issue(self) -> Certificate:
-        if self._certificate is None:
-            self._certificate = issue_for_loopback(self._directory / "tls")
-        return self._certificate
 
     async def _greets(self) -> bool:
         try:

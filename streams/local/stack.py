@@ -14,27 +14,16 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from streams.local.dovecot import Dovecot, DovecotOptions
 from streams.local.jars import Progress
 from streams.local.kafka import Kafka
 from streams.local.postgres import Postgres
 from streams.local.pymap_server import PymapServer
+from streams.local.server import LocalServer
 
 USUAL_PORTS = {"kafka": 9092, "postgres": 5432, "imap": 10143, "imaps": 10993}
-
-
-class Service(Protocol):
-    """What every service of the stack can do."""
-
-    name: str
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def environment(self) -> dict[str, str]: ...
 
 
 MailServer = Dovecot | PymapServer
@@ -107,9 +96,9 @@ class LocalStack:
         self._ports_file.write_text(json.dumps(ports))
 
     @property
-    def services(self) -> list[Service]:
+    def services(self) -> list[LocalServer]:
         """What is started here."""
-        every: tuple[Service | None, ...] = (self.mail, self.postgres, self.kafka)
+        every: tuple[LocalServer | None, ...] = (self.mail, self.postgres, self.kafka)
         return [service for service in every if service is not None]
 
     async def start(self) -> None:
