@@ -273,6 +273,9 @@ def faust_settings(settings: Settings) -> dict[str, Any]:
         "consumer_auto_offset_reset": "earliest",
         "topic_partitions": settings.PARTITIONS,
         "topic_replication_factor": settings.KAFKA_REPLICATION_FACTOR,
+        # Topics are created and checked by `streams.runtime.topics`; Faust asks the controller at each start, and ends
+        # the process when a broker that restarts has none at that moment.
+        "topic_allow_declare": False,
         # The leader topic has no use here, and its election is one more thing that a rebalance waits for.
         "topic_disable_leader": True,
         # Loses no event when streams are resumed after a rebalance; Faust's own do.
