@@ -113,12 +113,10 @@ class JobPartition:
         session = self._session
         if session is None or session.over:
             return
-        while self._kept and (room := session.room):
-            session.deliver([self._kept.popleft() for _ in range(min(room, len(self._kept)))])
-        if self._kept or session.room == 0:
-            self._source.pause(self._partition)
-        else:
+        if session.deliver_from(self._kept):
             self._source.resume(self._partition)
+        else:
+            self._source.pause(self._partition)
 
     async def _live(self) -> None:
         """Open, run until the lane is lost, and again, until the partition is taken from us."""

@@ -14,10 +14,11 @@ transaction), then *prove* that we are a member of the group's current generatio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -67,9 +68,10 @@ partition. Raises `MembershipLost` when the partition is not ours any more."""
 class Pace:
     """How often the partitions of one process write, when they have something to write all the time.
 
-    A transaction costs this process some 2 ms and the broker more, whatever is in it, so all partitions together begin
-    at most `PER_S` a second; one that has not written for a while writes at once. And the more there is to write, the
-    longer it is gathered: then commands are late by what waits before them, not by their transaction.
+    A transaction costs this process some 2 ms and the broker more, whatever is in it, so all partitions that have
+    something to write begin at most `PER_S` a second together; one that has not written for a while writes at once.
+    And the more there is to write, the longer it is gathered: commands are late then by what waits before them, not by
+    their transaction.
     """
 
     PER_S: Final = 150.0
@@ -78,12 +80,21 @@ class Pace:
     MAX_S: Final = 0.25
 
     def __init__(self) -> None:
-        self.writers = 0
+        self._writing = 0
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """While a partition has something to write."""
+        self._writing += 1
+        try:
+            yield
+        finally:
+            self._writing -= 1
 
     def pause_s(self, last_s: float, entries: int) -> float:
         """How long a partition gathers after a transaction of `entries` that took `last_s`: at least as long as it
         took, so that what a slow broker or a busy process costs is shared by more entries."""
-        return min(self.MAX_S, max(self.MIN_S, self.writers / self.PER_S, last_s, entries * self.ENTRY_S))
+        return min(self.MAX_S, max(self.MIN_S, self._writing / self.PER_S, last_s, entries * self.ENTRY_S))
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +152,6 @@ class JobWriter:
         except BaseException:
             await self._drop_producer()
             raise
-        self._pace.writers += 1
         self._task = asyncio.create_task(self._write(), name=f"jobs-{self._partition}")
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
@@ -159,7 +169,6 @@ class JobWriter:
         """Stop. What is not committed fails; an open transaction is left to the next fence or the broker's limit."""
         task, self._task = self._task, None
         if task is not None:
-            self._pace.writers -= 1
             task.cancel()
             await asyncio.wait({task}, timeout=CLOSE_LIMIT_S)
         self._fail(ProducerLost("the lane was closed"))
@@ -171,9 +180,10 @@ class JobWriter:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._queue:
-                    await self._gather()
-                    await self._write_some()
+                with self._pace.writing():
+                    while self._queue:
+                        await self._gather()
+                        await self._write_some()
         except asyncio.CancelledError:
             raise
         except ShardError as error:

@@ -225,10 +225,8 @@ class OwnerService:
         opened = self._open.get(partition)
         if opened is None or opened.session.over:
             return
-        session, kept = opened.session, opened.kept
-        while kept and (room := session.room):
-            session.deliver([kept.popleft() for _ in range(min(room, len(kept)))])
+        more = opened.session.deliver_from(opened.kept)
         consumer, tp = self._consumer, TopicPartition(self._topic, partition)
         if consumer is not None and tp in consumer.assignment():
             with contextlib.suppress(IllegalStateError):  # it is being assigned anew, and paused then if it must be
-                (consumer.pause if kept or session.room == 0 else consumer.resume)(tp)
+                (consumer.resume if more else consumer.pause)(tp)

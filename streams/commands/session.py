@@ -7,6 +7,7 @@ what is committed; of a session that is over nothing is counted or told any more
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -85,6 +86,12 @@ class Session:
         if self.over:
             return
         self._delivered(self, [delivery for delivery in deliveries if self.acks.take(delivery.offset)])
+
+    def deliver_from(self, kept: deque[Delivery]) -> bool:
+        """Hand over of what was read as much as there is room for; returns whether more may be read now."""
+        while kept and (room := self.room):
+            self.deliver([kept.popleft() for _ in range(min(room, len(kept)))])
+        return not kept and self.room > 0
 
     def submit(self, entry: Entry, committed: Callable[[], None] | None = None) -> asyncio.Future[None]:
         """Send an entry to the lane; `committed` is called when it is."""
