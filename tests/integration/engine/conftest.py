@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.fixtures.runner import Running
 from tests.scripted_imap.model import Account
 from tests.scripted_imap.server import ImapServer, Profile
 
+Serve = Callable[[Profile | frozenset[str]], Awaitable[ImapServer]]
 Start = Callable[..., Awaitable[Engine]]
 Run = Callable[..., Awaitable[Running]]
 
@@ -23,42 +25,37 @@ def account() -> Account:
 
 
 @pytest.fixture
-async def start(account: Account) -> AsyncIterator[Start]:
-    """Start a server of a profile (or capabilities) for the account, and an engine on it."""
-    servers: list[ImapServer] = []
-    engines: list[Engine] = []
+async def serve(account: Account) -> AsyncIterator[Serve]:
+    """Start a server of a profile (or capabilities) for the account."""
+    async with contextlib.AsyncExitStack() as servers:
 
-    async def begin(profile: Profile | frozenset[str], **how: Any) -> Engine:
-        server = ImapServer([account], profile)
-        await server.start()
-        servers.append(server)
-        engine = Engine(server, **how)
-        engines.append(engine)
-        return engine
+        async def begin(profile: Profile | frozenset[str]) -> ImapServer:
+            return await servers.enter_async_context(ImapServer([account], profile))
 
-    yield begin
-    for engine in engines:
-        await engine.close()
-    for server in servers:
-        await server.stop()
+        yield begin
 
 
 @pytest.fixture
-async def run(account: Account) -> AsyncIterator[Callable[..., Awaitable[Running]]]:
+async def start(serve: Serve) -> AsyncIterator[Start]:
+    """Start a server of a profile (or capabilities) for the account, and an engine on it."""
+    async with contextlib.AsyncExitStack() as engines:
+
+        async def begin(profile: Profile | frozenset[str], **how: Any) -> Engine:
+            engine = Engine(await serve(profile), **how)
+            engines.push_async_callback(engine.close)
+            return engine
+
+        yield begin
+
+
+@pytest.fixture
+async def run(serve: Serve) -> AsyncIterator[Run]:
     """Start a server of a profile (or capabilities) for the account, and prepare a runner on it."""
-    servers: list[ImapServer] = []
-    runnings: list[Running] = []
+    async with contextlib.AsyncExitStack() as runnings:
 
-    async def begin(profile: Profile | frozenset[str], **how: Any) -> Running:
-        server = ImapServer([account], profile)
-        await server.start()
-        servers.append(server)
-        running = Running(server, **how)
-        runnings.append(running)
-        return running
+        async def begin(profile: Profile | frozenset[str], **how: Any) -> Running:
+            running = Running(await serve(profile), **how)
+            runnings.push_async_callback(running.stop)
+            return running
 
-    yield begin
-    for running in runnings:
-        await running.stop()
-    for server in servers:
-        await server.stop()
+        yield begin
