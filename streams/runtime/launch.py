@@ -16,6 +16,7 @@ from streams.runtime.garbage import settle_heap
 from streams.runtime.hooks import Hooks
 from streams.runtime.logs import configure_logs
 from streams.runtime.loop_watch import LoopWatch
+from streams.runtime.open_files import allow_open_files, wanted_files
 from streams.runtime.process import EXIT_FAILURE, Process
 from streams.runtime.services import Check, Stage
 from streams.runtime.shutdown import Shutdown
@@ -48,6 +49,7 @@ def launch(
     shutdown = Shutdown(settings.WORKER_SHUTDOWN_GRACE_S)
     shutdown.catch_signals()
     configure_logs(settings, level=log_level, file=log_file)
+    allow_open_files(wanted_files(settings))
     before()
     listener = probes.bind(settings.PROBE_HOST, settings.PROBE_PORT)
     process = Process(
