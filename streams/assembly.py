@@ -292,6 +292,8 @@ def faust_settings(settings: Settings) -> dict[str, Any]:
         "key_serializer": "raw",
         "value_serializer": "raw",
         "producer_acks": -1,
+        # What events lead to comes in twos and threes (a record and the changelogs): one request for them.
+        "producer_linger": 0.005,
         # A producer that cannot reach a broker must fail in time for a retry, not after twenty minutes.
         "producer_request_timeout": 30.0,
         # The web server shows the content of tables to whoever asks; it is off, and bound to loopback when switched on.

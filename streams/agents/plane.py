@@ -63,13 +63,15 @@ class FaustOutbox:
     """The app's producer as an `Outbox`."""
 
     def __init__(self, app: Any, settings: Settings) -> None:
-        names = [spec.name for spec in topics.TOPICS]
-        self._topics = {name: app.topic(settings.topic(name), **RAW) for name in names}
+        self._app = app
+        self._names = {spec.name: settings.topic(spec.name) for spec in topics.TOPICS}
 
     async def send(self, record: Outgoing) -> Awaitable[object]:
         """See `streams.agents.ports.Outbox`. The partition is that of the key by Kafka's murmur2."""
-        delivery: Awaitable[object] = await self._topics[record.topic].send(
-            key=record.key, value=record.value, headers=list(record.headers) or None
+        # Not through a Faust topic, which wraps each record in three objects and a callback.
+        producer = await self._app.maybe_start_producer()
+        delivery: Awaitable[object] = await producer.send(
+            self._names[record.topic], record.key, record.value, None, None, list(record.headers) or None
         )
         return delivery
 

@@ -21,7 +21,9 @@ from typing import Any, Final
 
 from faust.tables.manager import TableManager
 from faust.tables.recovery import RebalanceAgain, Recovery, ServiceStopped
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+from faust.transport.drivers.aiokafka import Transport
+
+from streams.agents.frugal import FrugalConsumer, FrugalThread
 
 NOTHING_COMMITTED: Final = -1
 
@@ -31,7 +33,7 @@ and a recovery makes four of them: with Faust's 1,500 a rebalance took members t
 """
 
 
-class RewindingThread(AIOKafkaConsumerThread):
+class RewindingThread(FrugalThread):
     """The thread of the Kafka client; knows how to rewind."""
 
     def _create_worker_consumer(self, transport: Any) -> Any:
@@ -61,7 +63,7 @@ class RewindingThread(AIOKafkaConsumerThread):
         return offsets
 
 
-class RewindingConsumer(Consumer):
+class RewindingConsumer(FrugalConsumer):
     """Faust's consumer on a `RewindingThread`."""
 
     def _new_consumer_thread(self) -> RewindingThread:

@@ -82,7 +82,10 @@ class Rows:
 
     def get(self, key: str) -> Any:
         """The row of `key`; None when there is none that can be read."""
-        return self.decode(self._table.get(key.encode()))
+        # The table looks into its store twice for each read; a plain dictionary is its own store. To be asked for here
+        # and not earlier: a store belongs to the event loop in which it is first asked for.
+        store: Any = getattr(self._table, "data", self._table)
+        return self.decode(store.get(key.encode()))
 
     def put(self, key: str, row: msgspec.Struct) -> None:
         """Write a row. Raises `ServiceUnavailable` when the store cannot: a full disk is no fault of the event."""

@@ -23,6 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
+import psutil
 from aiokafka import AIOKafkaConsumer
 
 from streams.contracts import topics
@@ -154,6 +155,7 @@ async def heat() -> None:
         await asyncio.sleep(2)
         sent: dict[str, float] = {}
         changed: dict[str, float] = {}
+        spent = processor_s(worker)
         began = time.perf_counter()
         topic = workers.settings.topic(topics.USER_ACTIVE)
         for number in range(RATE_PER_S * 15):
@@ -175,6 +177,7 @@ async def heat() -> None:
                 await workers.producer.send(workers.settings.topic(topics.STATE_CHANGED), encode(off), account.encode())
         await workers.until(lambda: len(worker.said("heat")) >= len(sent), 120)
         await workers.until(lambda: len(worker.said("changed", state="disabled")) >= len(changed), 60)
+        spent = processor_s(worker) - spent
         listening.cancel()
         await asyncio.wait({listening})
         hot = {line["account"]: float(line["at"]) for line in worker.said("heat")}
@@ -188,8 +191,15 @@ async def heat() -> None:
             **milliseconds(to_host),
             **milliseconds(bare, "bare_"),
             times_bare_p50=milliseconds(to_host)["p50_ms"] / milliseconds(bare)["p50_ms"],
+            processor_ms_per_event=spent / (len(sent) + len(changed)) * 1000,
         )
         report("state_changed_to_host", **milliseconds(off_at[name] - at for name, at in changed.items()))
+
+
+def processor_s(worker: Worker) -> float:
+    """Processor time that a worker has used."""
+    times = psutil.Process(worker.process.pid).cpu_times()
+    return float(times.user + times.system)
 
 
 async def bare_consumer(settings: Settings, seen: dict[str, float]) -> None:
