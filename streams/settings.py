@@ -129,6 +129,7 @@ class Settings(BaseSettings):
     IMAP_IDLE_RENEW_S: Annotated[float, Field(gt=0, le=1740)] = Field(
         240.0, description="IDLE is renewed this often (RFC 2177: under 29 min)."
     )
+    IMAP_NOTIFY: bool = Field(True, description="Watch all folders of hot accounts where the server offers NOTIFY.")
     IMAP_COMPRESS: bool = Field(False, description="COMPRESS=DEFLATE where offered; pays on slow links.")
     IMAP_CA_FILE: Path | None = Field(None, description="CA bundle for mail servers; the system's when unset.")
     IMAP_ALLOW_PRIVATE: bool = Field(False, description="Allow mail hosts at private and loopback addresses.")

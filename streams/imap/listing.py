@@ -7,6 +7,7 @@ refuses is left out step by step, and remembered once an answer came without it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from streams.imap.protocol.responses import Listed, Malformed, Namespaces, Respo
 from streams.imap.values import ListAnswer, ListedMailbox, MailboxStatus
 
 _PIPELINED: Final = 50  # STATUS commands in flight at once
+_STATUS_FIELDS: Final = tuple(field.name for field in dataclasses.fields(MailboxStatus))
 
 
 async def list_mailboxes(channel: Channel, *, with_status: bool) -> ListAnswer:
@@ -80,7 +82,7 @@ async def _list(channel: Channel, arguments: tuple[bytes, ...], *, status: bool)
                     known = found.get(mailbox.wire_name)
                     found[mailbox.wire_name] = mailbox if known is None else _merged(known, mailbox)
             case StatusTold(wire_name=wire_name, status=told) if status:
-                statuses[wire_name] = told
+                statuses[wire_name] = _told_later(statuses.get(wire_name), told)
             case Malformed(kind="LIST" | "XLIST" | "LSUB"):
                 unreadable += 1
             case _:
@@ -139,7 +141,7 @@ async def _status_batch(
 
     def take(response: Response) -> bool:
         if isinstance(response, StatusTold) and response.wire_name in wanted:
-            told[response.wire_name] = response.status
+            told[response.wire_name] = _told_later(told.get(response.wire_name), response.status)
             return True
         return False
 
@@ -183,6 +185,14 @@ async def namespace(channel: Channel) -> Namespaces | None:
 
     well = await channel.tolerant(Command("NAMESPACE"), take)
     return told[-1] if told and well else None
+
+
+def _told_later(old: MailboxStatus | None, new: MailboxStatus) -> MailboxStatus:
+    """Both told of one mailbox, one of them by NOTIFY with fewer items: what is told later wins, item by item."""
+    if old is None:
+        return new
+    told = {name: value for name in _STATUS_FIELDS if (value := getattr(new, name)) is not None}
+    return dataclasses.replace(old, **told)
 
 
 def _merged(old: ListedMailbox, new: ListedMailbox) -> ListedMailbox:

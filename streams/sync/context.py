@@ -49,6 +49,8 @@ class PassResult:
     flags: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     mailboxes: int = 0
+    listing: int = 0
+    """Mailboxes that were made, renamed or deleted."""
 
 
 @dataclass(slots=True)

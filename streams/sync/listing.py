@@ -47,6 +47,7 @@ async def apply_listing(
         elif server.object_id and record.object_id != server.object_id:
             record.object_id = server.object_id
             box.dirty = True
+    ctx.result.listing += len(plan.renamed) + len(plan.discovered) + len(plan.deleted)
     for record, server in plan.renamed:
         _rename(ctx, state.mailboxes[record.mailbox_id], server)
     for server in plan.discovered:

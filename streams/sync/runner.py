@@ -1,8 +1,9 @@
 """One account's runner: keeps the account in sync in the shape that its tier asks for.
 
 Two loops share the account's state under one lock. The *poller* looks at all mailboxes when a poll is due, then reads
-history until the next one. The *watcher* holds an IDLE connection on INBOX while the account is hot. A pass, or a
-window of history, holds the lock; everything in between sees whole events only.
+history until the next one. The *watcher* holds an IDLE connection on INBOX while the account is hot; where the server
+has NOTIFY it looks at the other folders as soon as they move. A pass, or a window of history, holds the lock;
+everything in between sees whole events only.
 
 Invariant: a runner never concludes anything from a failure; it keeps the cursor and tries again on its schedule (row
 S16). Its sessions belong to it, not to the log: a lost log is read again while the connections stay.
@@ -51,6 +52,7 @@ from streams.settings import Settings
 from streams.sync.backfill import Backfill
 from streams.sync.connections import AccountLink, Connector, NotLive
 from streams.sync.context import Memory
+from streams.sync.hints import Hints
 from streams.sync.log import ShardLog
 from streams.sync.passes import AccountPass
 from streams.sync.reading import Trouble
@@ -155,6 +157,7 @@ class AccountRunner:
         self._working: set[str] = set()
         self._marked = False
         self._history_at = 0.0
+        self._reading_history = False
 
     # --- life --------------------------------------------------------------------------------------------------------
     def start(self, log_now: ShardLog, *, session_active: bool) -> None:
@@ -404,6 +407,7 @@ class AccountRunner:
         slots = self._services.backfills
         backfill: Backfill | None = None
         has_slot = False
+        self._reading_history = True
         try:
             while not self._stopping:
                 turn = await self._history_turn(patient=not has_slot)
@@ -443,6 +447,7 @@ class AccountRunner:
                     return False
                 await asyncio.sleep(0)
         finally:
+            self._reading_history = False
             if has_slot:
                 slots.release()
         return False
@@ -501,6 +506,14 @@ class AccountRunner:
     def _host(self) -> str:
         connection = self._link.connection
         return connection.host.lower() if connection is not None else ""
+
+    def _wake_for_history(self, state: AccountState) -> None:
+        """The watcher has found a folder whose history is to be read: that is the poller's work, and not due only with
+        the next poll.
+        """
+        if not self._reading_history and _phase_of(state) == "syncing":
+            self.next_poll_at = min(self.next_poll_at, self._services.wall())
+            self._poll_wake.set()
 
     def _pay(self, turn: Turn, messages: int, received: int) -> None:
         """What a window cost: to the host's rates, and to the account's own, which say when its next may be read."""
@@ -592,6 +605,7 @@ class AccountRunner:
         """
         await self._begin_work(shard_log, "watch")
         failed = self.failure is not None
+        hints = Hints()
         while self._wants_watch():
             async with self._lock:
                 state = self._load(shard_log)
@@ -611,15 +625,27 @@ class AccountRunner:
                             continue
                     if session.selected != inbox:
                         await account_pass.visit(session, box)
+                    first = hints.due and self._settings.IMAP_NOTIFY and session.has("NOTIFY")
+                    if first:
+                        # the STATUS of every folder comes first, so that nothing lies between a look and the watching
+                        hints.answered(accepted=await session.notify())
+                    look = hints.wait_s(time.monotonic()) == 0.0
                     if session.pending_changes:
                         changes = session.take_changes()
                         if changes.throttled:
                             raise HostBusy("the server asks for less", code="throttled")
-                        if not await account_pass.take(session, box, changes):
-                            await account_pass.run(session, always=inbox)
-                            if session.selected != inbox:
-                                continue
+                        look = not await account_pass.take(session, box, changes) or look
+                        modseqs = session.has("CONDSTORE") or session.has("QRESYNC")
+                        hints.take(state, changes, modseqs=modseqs, first=first, wall=self._services.wall())
                         self._seen(state)
+                    if look:
+                        result = await account_pass.run(session, always=inbox)
+                        surprised = result.listing > 0 or bool(result.failed)
+                        hints.looked(time.monotonic(), elsewhere=result.visited > 1, surprised=surprised)
+                        self._seen(state)
+                        self._wake_for_history(state)
+                        if session.selected != inbox:
+                            continue
                     self._unmark(state, "watch")
                 finally:
                     await self._leave(state, account_pass)
@@ -630,10 +656,13 @@ class AccountRunner:
             self._watch_wake.clear()
             if not self._wants_watch():
                 return
+            wait = hints.wait_s(time.monotonic())
+            if wait == 0.0:
+                continue
             if session.has("IDLE"):
-                await session.idle(wake=self._watch_wake)
+                await session.idle(timeout_s=wait, wake=self._watch_wake)
             else:
-                await _wait(self._watch_wake, NOOP_EVERY_S)
+                await _wait(self._watch_wake, NOOP_EVERY_S if wait is None else min(wait, NOOP_EVERY_S))
                 await session.noop()
 
     async def _record_tiers(self, shard_log: ShardLog) -> None:

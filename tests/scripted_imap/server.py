@@ -224,8 +224,10 @@ class _Session:
                     await self.say("IDLE-PUSH", lines)
                 self.stirred.clear()
                 stirring = asyncio.ensure_future(self.stirred.wait())
-                await asyncio.wait({ending, stirring}, return_when=asyncio.FIRST_COMPLETED)
-                stirring.cancel()
+                try:
+                    await asyncio.wait({ending, stirring}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stirring.cancel()
             if not ending.result():
                 raise Ended
         finally:
@@ -422,11 +424,14 @@ class _Session:
             raise Refused("BAD unknown item")
         return [self.status_line(mailbox, items)], "OK done"
 
-    def do_notify(self, _: str) -> tuple[list[bytes], str]:
+    def do_notify(self, arguments: str) -> tuple[list[bytes], str]:
         if "NOTIFY" not in self.profile.capabilities:
             raise Refused("BAD unknown command")
-        self.notify = True
-        return [], "OK watching"
+        self.notify = not arguments.upper().startswith("NONE")
+        items = ["MESSAGES", "UIDNEXT", "UIDVALIDITY", "HIGHESTMODSEQ"]
+        told = "SET STATUS" in arguments.upper()  # RFC 5465 section 3.1: STATUS of all of them first
+        boxes = [box for box in self.user().mailboxes.values() if told and box.selectable and box is not self.mailbox]
+        return [self.status_line(box, items) for box in boxes], "OK watching"
 
     def do_create(self, arguments: str) -> tuple[list[bytes], str]:
         self.user().create(unquoted(arguments))
