@@ -25,7 +25,9 @@ from streams.contracts.account import AccountStateChanged, AccountSyncStatus, Ac
 from streams.contracts.codec import Decoder
 from streams.contracts.keys import partition_for
 from streams.domain.lifecycle import Life, judge
-from streams.errors import PoisonRecord, ServiceUnavailable
+from streams.errors import PoisonRecord
+from streams.runtime.checks import unreachable
+from streams.runtime.logs import muted
 from streams.settings import Settings
 
 DEADLINE_S: Final = 60.0
@@ -159,21 +161,26 @@ def summarise(seen: Observed, *, partitions: int, now: datetime, errors: int = 1
 
 async def observe(settings: Settings) -> Observed:
     """Ask Kafka. Raises `ServiceUnavailable` when it does not answer in time."""
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            async with _admin(settings) as admin:
-                seen = await _group(settings, admin)
-                sizes = await _sizes(settings, admin)
-            statuses = Decoder[AccountSyncStatus](AccountSyncStatus)
-            tiers = Decoder[AccountTierChanged](AccountTierChanged)
-            async for account_id, value in _records(settings, topics.SYNC_STATUS, sizes):
-                _keep(seen.statuses, account_id, value, statuses)
-            async for account_id, value in _records(settings, topics.TIER_CHANGED, sizes):
-                _keep(seen.tiers, account_id, value, tiers)
-            await _lives(settings, seen, sizes)
-            return seen
-    except (KafkaError, OSError, TimeoutError) as error:
-        raise ServiceUnavailable(f"Kafka: {type(error).__name__}: {error}".rstrip(": ")) from None
+    with muted("aiokafka") as said:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await _observe(settings)
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise unreachable(settings, error, said) from None
+
+
+async def _observe(settings: Settings) -> Observed:
+    async with _admin(settings) as admin:
+        seen = await _group(settings, admin)
+        sizes = await _sizes(settings, admin)
+    statuses = Decoder[AccountSyncStatus](AccountSyncStatus)
+    tiers = Decoder[AccountTierChanged](AccountTierChanged)
+    async for account_id, value in _records(settings, topics.SYNC_STATUS, sizes):
+        _keep(seen.statuses, account_id, value, statuses)
+    async for account_id, value in _records(settings, topics.TIER_CHANGED, sizes):
+        _keep(seen.tiers, account_id, value, tiers)
+    await _lives(settings, seen, sizes)
+    return seen
 
 
 def _keep(found: dict[str, R], account_id: str, value: bytes | None, decode: Decoder[R]) -> None:

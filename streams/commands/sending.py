@@ -21,6 +21,8 @@ from streams.contracts.codec import encode
 from streams.contracts.commands import AnyCommandEvent, Command, CommandFailure, CommandSuccess
 from streams.contracts.keys import partition_for
 from streams.errors import ConfigurationError, ServiceUnavailable
+from streams.runtime.checks import unreachable
+from streams.runtime.logs import muted
 from streams.settings import Settings
 
 CONNECT_LIMIT_S: Final = 20.0
@@ -51,12 +53,13 @@ class CommandClient:
     async def connected(cls, settings: Settings) -> AsyncIterator[CommandClient]:
         """Connect for the block. Raises `ServiceUnavailable` when no broker answers."""
         producer = AIOKafkaProducer(**settings.kafka_client(), acks="all", enable_idempotence=True)
-        try:
-            async with asyncio.timeout(CONNECT_LIMIT_S):
-                await producer.start()
-        except (KafkaError, OSError, TimeoutError) as error:
-            await close_within(producer.stop(), CLOSE_LIMIT_S)
-            raise ServiceUnavailable(f"no broker of {settings.KAFKA_BOOTSTRAP_SERVERS} answers") from error
+        with muted("aiokafka") as said:
+            try:
+                async with asyncio.timeout(CONNECT_LIMIT_S):
+                    await producer.start()
+            except (KafkaError, OSError, TimeoutError) as error:
+                await close_within(producer.stop(), CLOSE_LIMIT_S)
+                raise unreachable(settings, error, said) from None
         try:
             yield cls(settings, producer)
         finally:

@@ -20,6 +20,8 @@ from streams.contracts.account import AccountState, AccountStateChanged
 from streams.contracts.codec import cloud_event_headers, encode
 from streams.directory.accounts import AccountRow
 from streams.errors import ServiceUnavailable
+from streams.runtime.checks import unreachable
+from streams.runtime.logs import muted
 from streams.settings import Settings
 
 DEADLINE_S: Final = 15.0
@@ -41,11 +43,12 @@ class Announcer:
             **settings.kafka_client(), enable_idempotence=True, request_timeout_ms=int(DEADLINE_S * 1000)
         )
         try:
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    await producer.start()
-            except (KafkaError, OSError, TimeoutError) as error:
-                raise ServiceUnavailable(f"Kafka does not answer ({type(error).__name__})") from None
+            with muted("aiokafka") as said:
+                try:
+                    async with asyncio.timeout(DEADLINE_S):
+                        await producer.start()
+                except (KafkaError, OSError, TimeoutError) as error:
+                    raise unreachable(settings, error, said) from None
             yield cls(producer, settings.topic(topics.STATE_CHANGED))
         finally:
             try:

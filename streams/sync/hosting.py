@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -54,7 +54,9 @@ REMOVAL_RETRY_MAX_S = 30.0
 LOOKED_UP_AT_ONCE = 200
 PLACEMENT_DELAY_S = 0.2
 PLACED_PER_SLICE = 200
-"""Records of waiting accounts read between two turns of the loop: some milliseconds."""
+"""Accounts looked at between two turns of the loop: some milliseconds."""
+STARTED_PER_SLICE = 20
+"""Runners started between two turns of the loop: each reads what was recorded of its mailboxes."""
 STUCK_S = 120.0
 """A shard on its way to running that has not moved for this long is stuck; one that tries again and again is not."""
 LAG_S = 1.0
@@ -356,6 +358,7 @@ class Host:
                 shard.mirror_unreadable(error)
                 return
         if partition in self._loaded or self._accounts is None:
+            self._place_wake.set()
             return
         entries = self._entries.setdefault(partition, {})
         heard_of: set[str] = set()
@@ -553,54 +556,67 @@ class Host:
                 self._place_wake.set()
 
     async def _place(self) -> None:
+        """In slices; what changes meanwhile wakes the placement again."""
         capacity = self._settings.MAX_ACCOUNTS_PER_WORKER
-        if len(self._ready()) > capacity:
-            await self._look_at_the_waiting()
-        ready = self._ready()
+        ready = [(p, e.account_id) for p in self._loaded for e in self._entries.get(p, {}).values()]
         if len(ready) <= capacity:
             self._unserved = 0
             self._waiting.clear()
-            for partition, entry in ready:
-                if entry.account_id not in self._runners:
-                    self._start_account(partition, entry)
+            await self._start_accounts(ready)
             self._report()
             return
-        by_id = {entry.account_id: (partition, entry) for partition, entry in ready}
-        now = _now()
-        placement = place((self._candidate(entry, now) for _, entry in ready), capacity)
+        by_id = {account_id: partition for partition, account_id in ready}
+        placement = place(await self._candidates(ready), capacity)
         for account_id in placement.stop:
-            partition, entry = by_id[account_id]
-            self._waiting[account_id] = self._tier_input(self._runners[account_id], entry)
-            self._stop_account(account_id, "unserved")
-        for account_id in placement.start:
-            self._start_account(*by_id[account_id])
+            runner, entry = self._runners.get(account_id), self._entry(by_id[account_id], account_id)
+            if runner is not None:
+                self._waiting[account_id] = self._tier_input(runner, entry)
+                self._stop_account(account_id, "unserved")
+        await self._start_accounts([(by_id[account_id], account_id) for account_id in placement.start])
         self._waiting = {name: self._waiting[name] for name in placement.unserved if name in self._waiting}
         if len(placement.unserved) != self._unserved:
             log.warning("%d live accounts are unserved: more workers are needed", len(placement.unserved))
         self._unserved = len(placement.unserved)
         self._report()
 
-    def _ready(self) -> list[tuple[int, AccountEntry]]:
-        """Live accounts of the partitions whose accounts are loaded."""
-        return [(p, e) for p in self._loaded for e in self._entries.get(p, {}).values()]
+    def _entry(self, partition: int, account_id: str) -> AccountEntry | None:
+        """The live account as it is now; None when it or its partition went."""
+        return self._entries.get(partition, {}).get(account_id) if partition in self._loaded else None
 
-    async def _look_at_the_waiting(self) -> None:
-        """What the last owner recorded of the accounts that nobody serves: who has the newest mail is served first."""
-        looked_at = 0
-        for partition, entry in self._ready():
-            account_id = entry.account_id
-            if account_id in self._runners or account_id in self._waiting:
+    async def _start_accounts(self, accounts: Sequence[tuple[int, str]]) -> None:
+        started = 0
+        for partition, account_id in accounts:
+            entry = self._entry(partition, account_id)
+            if entry is None or account_id in self._runners:
                 continue
-            looked_at += 1
-            if looked_at % PLACED_PER_SLICE == 0:
+            if len(self._runners) >= self._settings.MAX_ACCOUNTS_PER_WORKER:
+                self._place_wake.set()  # somebody else took the place meanwhile
+                return
+            self._start_account(partition, entry)
+            started += 1
+            if started % STARTED_PER_SLICE == 0:
                 await asyncio.sleep(0)
-            shard = self._shards.get(partition)
-            if shard is None or shard.log is None or account_id not in self._entries.get(partition, {}):
-                continue  # the partition or the account went while the others were looked at
-            try:
-                self._waiting[account_id] = _recorded(account_id, shard.log)
-            except MirrorDamaged as error:
-                shard.mirror_unreadable(error)
+
+    async def _candidates(self, ready: Sequence[tuple[int, str]]) -> list[PlacementInput]:
+        """How warm each account is. Of those that nobody serves, the mirror tells what the last owner recorded."""
+        candidates: list[PlacementInput] = []
+        now = _now()
+        for count, (partition, account_id) in enumerate(ready, 1):
+            if count % PLACED_PER_SLICE == 0:
+                await asyncio.sleep(0)
+            entry, shard = self._entry(partition, account_id), self._shards.get(partition)
+            if entry is None or shard is None:
+                continue
+            if account_id not in self._runners and account_id not in self._waiting:
+                if shard.log is None:
+                    continue  # it runs again soon, and is placed then
+                try:
+                    self._waiting[account_id] = _recorded(account_id, shard.log)
+                except MirrorDamaged as error:
+                    shard.mirror_unreadable(error)
+                    continue
+            candidates.append(self._candidate(entry, now))
+        return candidates
 
     def _candidate(self, entry: AccountEntry, now: datetime) -> PlacementInput:
         runner = self._runners.get(entry.account_id)
