@@ -30,7 +30,7 @@ async def flags_and_vanished(
     record = box.record
     vanished = BitMap()
     known = box.known()
-    if not known or record.uidnext <= 1:
+    if not known:
         return vanished
     current = selected.highestmodseq
     condstore = current is not None and ctx.has_condstore(session)
@@ -53,7 +53,8 @@ async def _changed_since(ctx: PassContext, session: ImapSession, box: MailboxSta
     """Flags that changed since the cursor, and with QRESYNC what vanished (RFC 7162, 3.1.4.1 and 3.2.6)."""
     record = box.record
     vanished = BitMap()
-    span = f"1:{record.uidnext - 1}"
+    # Not up to the cursor: a pass that broke off has left messages above it, and their changes are told only once.
+    span = f"1:{box.known().max()}"
     qresync = ctx.has_qresync(session)
     try:
         async with contextlib.aclosing(

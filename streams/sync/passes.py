@@ -185,7 +185,9 @@ class AccountPass:
             await reset(self._ctx, session, box, selected, "uids_renumbered")
             return None
         finding = Finding(box, uidnext=record.uidnext, modseq=selected.highestmodseq)
-        watermark = record.uidnext
+        known = box.known()
+        # A pass that broke off may have left messages above the cursor; these may have gone meanwhile, too.
+        watermark = max(record.uidnext, known.max() + 1) if known else record.uidnext
         qresync = self._ctx.has_qresync(session) and selected.highestmodseq is not None
         lost = selected.highestmodseq is not None and selected.highestmodseq < record.highestmodseq
         vanished = await flags_and_vanished(self._ctx, session, box, selected, full=full or lost)
@@ -199,7 +201,7 @@ class AccountPass:
             found = await compare(self._ctx, session, box, selected, watermark, len(finding.new))
             if found is not None:
                 vanished |= found[0]
-                finding.missing |= found[1]
+                finding.missing |= found[1] - finding.new
                 finding.reconciled = True
         for uid in [uid for uid in record.quarantined if uid in vanished]:
             del record.quarantined[uid]

@@ -55,6 +55,31 @@ async def test_case_1_modseq_does_not_pass_a_message_that_was_not_read(account: 
     assert next(iter(engine.state().mailboxes.values())).record.highestmodseq == inbox.highestmodseq
 
 
+@ALL_KINDS
+@pytest.mark.parametrize("process_ends", [False, True], ids=["same process", "next owner"])
+async def test_case_1_what_was_read_before_a_pass_broke_off_is_looked_at_again(
+    kind: frozenset[str], process_ends: bool, account: Account, start: Start
+) -> None:
+    """A pass ends between two windows: newer messages are known above the cursor, which stays. What changes about them
+    until the next pass is told: their flags, and that they went.
+    """
+    fill(account, 3)
+    engine = await start(kind, FETCH_WINDOW=1)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    fill(account, 3, first=4)
+    engine.server.bend(r"UID FETCH 4 .*RFC822.SIZE", lambda lines: [b"* BYE gone\r\n"], times=1)
+    assert await engine.survive(engine.look()) is not None
+    assert next(iter(engine.state().mailboxes.values())).record.uidnext == 4
+    assert engine.kinds().count("message.added") == 5
+    if process_ends:
+        engine.forget()
+    inbox.set_flags(5, ["\\Flagged"])
+    inbox.expunge(6)
+    await engine.look()
+    engine.agrees(account)
+
+
 @pytest.mark.parametrize("kind", [QRESYNC, BARE], ids=["qresync", "bare"])
 async def test_case_2_every_message_of_a_long_mailbox_arrives(
     kind: frozenset[str], account: Account, start: Start
