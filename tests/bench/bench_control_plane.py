@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,22 +37,13 @@ from streams.local.kafka import Kafka
 from streams.local.postgres import Postgres
 from streams.projection.migrations import migrate
 from streams.settings import Settings
+from tests.bench.deployment import milliseconds
 from tests.bench.stage import report
 from tests.integration.agents.fleet import Fleet, Worker, account_id, fleet
 
 ACCOUNTS = 5000
 RATE_PER_S = 200
 PARTITIONS = 64
-
-
-def milliseconds(seconds: Iterable[float], prefix: str = "") -> dict[str, float]:
-    """p50, p99 and the largest."""
-    ordered = sorted(seconds)
-
-    def at(part: float) -> float:
-        return ordered[min(int(len(ordered) * part), len(ordered) - 1)] * 1000
-
-    return {f"{prefix}p50_ms": at(0.5), f"{prefix}p99_ms": at(0.99), f"{prefix}max_ms": ordered[-1] * 1000}
 
 
 # --- tiers
@@ -151,8 +142,9 @@ async def heat() -> None:
         report("accounts_announced", accounts=ACCOUNTS, per_s=ACCOUNTS / took)
         await asyncio.sleep(3)
         seen: dict[str, float] = {}
-        listening = asyncio.create_task(bare_consumer(workers.settings, seen))
-        await asyncio.sleep(2)
+        ready = asyncio.Event()
+        listening = asyncio.create_task(bare_consumer(workers.settings, seen, ready))
+        await asyncio.wait_for(ready.wait(), 60)
         sent: dict[str, float] = {}
         changed: dict[str, float] = {}
         spent = processor_s(worker)
@@ -202,13 +194,16 @@ def processor_s(worker: Worker) -> float:
     return float(times.user + times.system)
 
 
-async def bare_consumer(settings: Settings, seen: dict[str, float]) -> None:
-    """Notes when each user's activity can be read at all."""
+async def bare_consumer(settings: Settings, seen: dict[str, float], ready: asyncio.Event) -> None:
+    """Notes when each user's activity can be read at all; `ready` when it stands at the ends of the partitions."""
     consumer = AIOKafkaConsumer(settings.topic(topics.USER_ACTIVE), **settings.kafka_client())
     await consumer.start()
     try:
+        for tp in consumer.assignment():
+            await consumer.position(tp)
+        ready.set()
         async for record in consumer:
-            seen[record.key.decode()] = time.time()
+            seen.setdefault(record.key.decode(), time.time())
     finally:
         await consumer.stop()
 

@@ -41,8 +41,9 @@ def say(text: str) -> None:
 async def activity(stage: Deployment, hot: list[str], cold: list[str]) -> None:
     """S12: 200 activities a second on one worker, a few of them of users whose accounts are cold."""
     seen: dict[str, float] = {}
-    listening = asyncio.create_task(bare_consumer(stage.settings, seen))
-    await asyncio.sleep(2)
+    ready = asyncio.Event()
+    listening = asyncio.create_task(bare_consumer(stage.settings, seen, ready))
+    await asyncio.wait_for(ready.wait(), 60)
     topic = stage.settings.topic(topics.USER_ACTIVE)
     every = ACTIVE_PER_S // LOGINS_PER_S
     woken = iter(cold)
