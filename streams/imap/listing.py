@@ -27,9 +27,10 @@ _STATUS_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Mailbox
 
 async def list_mailboxes(channel: Channel, *, with_status: bool) -> ListAnswer:
     """All mailboxes, one for each canonical name; with STATUS along with the list where offered."""
-    ways = list(_ways_to_list(channel, with_status=with_status))
+    richest: frozenset[str] = frozenset()
     refusal: MailboxError | None = None
-    for way in ways:
+    for way in _ways_to_list(channel, with_status=with_status):
+        richest = richest or way.uses
         arguments: tuple[bytes, ...] = (b'""', b'"*"')
         if way.options:
             arguments += (b"RETURN", b"(" + b" ".join(way.options) + b")")
@@ -41,7 +42,7 @@ async def list_mailboxes(channel: Channel, *, with_status: bool) -> ListAnswer:
             refusal = error
             continue
         if refusal is not None:
-            channel.refuse(*sorted(ways[0].uses - way.uses), error=refusal)
+            channel.refuse(*sorted(richest - way.uses), error=refusal)
         return answer
     assert refusal is not None  # the last way is LIST alone
     raise refusal
@@ -115,15 +116,16 @@ async def statuses(channel: Channel, wire_names: Sequence[bytes]) -> dict[bytes,
     answers: dict[bytes, MailboxStatus | MailboxError] = {}
     for at in range(0, len(wire_names), _PIPELINED):
         batch = wire_names[at : at + _PIPELINED]
-        ways = list(_ways_to_status(channel))
+        richest: frozenset[str] = frozenset()
         refusal: MailboxError | None = None
-        for way in ways:
+        for way in _ways_to_status(channel):
+            richest = richest or way.uses
             found: dict[bytes, MailboxStatus | MailboxError] = {}
             await _status_batch(channel, batch, way.options, found)
             errors = [answer for answer in found.values() if isinstance(answer, MailboxError) and is_unspecific(answer)]
             if len(errors) < len(found):
                 if refusal is not None:
-                    channel.refuse(*sorted(ways[0].uses - way.uses), error=refusal)
+                    channel.refuse(*sorted(richest - way.uses), error=refusal)
                 break
             refusal = errors[0] if errors else None  # not one was understood: it may be the items
         answers.update(found)
