@@ -14,7 +14,7 @@ from streams.errors import ConnectionLost, MalformedAnswer
 from streams.imap.channel import Channel
 from streams.imap.connection import Exchange
 from streams.imap.errors import CommandRejected
-from streams.imap.protocol.codes import During
+from streams.imap.protocol.codes import During, classify
 from streams.imap.protocol.commands import Command, fetch_item
 from streams.imap.values import IdleOutcome
 
@@ -77,18 +77,25 @@ async def _first_of(channel: Channel, exchange: Exchange, wake: asyncio.Event | 
 
 
 async def notify(channel: Channel, selected_items: Sequence[bytes]) -> bool:
-    """NOTIFY (RFC 5465) for all personal mailboxes. False: not offered, refused."""
-    if not channel.has("NOTIFY"):
-        return False
+    """NOTIFY (RFC 5465) for all personal mailboxes. False: not offered, refused.
+
+    A server that does not know one of the events (BADEVENT) is asked for the two that tell
+    of messages alone.
+    """
     items = b" (" + b" ".join(fetch_item(item) for item in (b"UID", *selected_items)) + b")"
     new = b"MessageNew" + (items if selected_items else b"")
-    return await channel.tolerant(
-        Command(
-            "NOTIFY",
-            (
-                b"SET STATUS",
-                b"(selected (" + new + b" MessageExpunge FlagChange))",
-                b"(personal (MessageNew MessageExpunge FlagChange MailboxName))",
-            ),
+    selected = b"(selected (" + new + b" MessageExpunge FlagChange))"
+    for events in (b"MessageNew MessageExpunge FlagChange MailboxName", b"MessageNew MessageExpunge"):
+        if not channel.has("NOTIFY"):
+            return False
+        tagged = await channel.protocol.execute(
+            Command("NOTIFY", (b"SET STATUS", selected, b"(personal (" + events + b"))")),
+            timeout_s=channel.limits.command_timeout_s,
         )
-    )
+        if tagged.condition == "OK":
+            return True
+        if tagged.condition == "BAD":
+            channel.refuse("NOTIFY", error=classify(During.COMMAND, "BAD", tagged.code, tagged.text))
+        elif tagged.code is None or tagged.code.name != "BADEVENT":
+            return False
+    return False

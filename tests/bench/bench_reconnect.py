@@ -8,7 +8,6 @@ back within accounts / limit and a fifth. Counts and ratios, so that the machine
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import time
 from bisect import bisect_right
@@ -21,6 +20,7 @@ from streams.imap.credentials import Credential, Password, Secret
 from streams.imap.hosts import HostGate, HostPolicy
 from streams.imap.tls import client_tls_context
 from streams.observer import NoopObserver
+from streams.runtime.garbage import settle_heap
 from streams.sync.connections import Connector, host_policy
 from streams.sync.runner import AccountRunner, RunnerServices
 from tests.bench.imap_host import PASSWORD, MailHost, mail_host, many_files
@@ -133,8 +133,7 @@ async def measure(host: MailHost, connector: Connector, runners: list[AccountRun
     took, _ = await all_idle(host, count, START_S)
     print(f"[bench] {count} accounts are watched after {took:.0f} s", file=sys.stderr, flush=True)
     connector._gate = HostGate(host_policy(connector._settings))
-    gc.collect()
-    gc.freeze()  # as a worker does
+    settle_heap()  # as a worker does
     cpu = psutil.Process().cpu_times()
     await host.ask("drop")
     limit_s = SLACK * count / rate

@@ -96,6 +96,16 @@ async def test_notify_refused_leaves_idle(answer: str, account: Account, run: Ru
     assert running.runner.failure is None
 
 
+async def test_a_server_that_knows_fewer_events_is_asked_for_those(account: Account, run: Run) -> None:
+    """NO [BADEVENT ...]: arrivals and removals are what matters."""
+    filled(account)
+    refuses = {r"^NOTIFY .*MailboxName": "NO [BADEVENT (MessageNew MessageExpunge)] some are not supported"}
+    running = await run(Profile(FULL, refuses=refuses), POLL_WARM=3600.0)
+    await watched(running)
+    account.mailboxes["Sent"].deliver(letter(900))
+    await until(lambda: running.agrees(account), what="the arrival")
+
+
 async def test_notify_can_be_switched_off(account: Account, run: Run) -> None:
     """`IMAP_NOTIFY=false`: not asked for."""
     running = await run(FULL, POLL_WARM=3600.0, IMAP_NOTIFY=False)
