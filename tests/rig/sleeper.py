@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from streams.sync import log as shard_log
+
+woke: list[float] = []
+"""When the process woke, by the monotonic clock."""
 
 _trigger = os.environ.get("SLEEP_BEFORE_FENCE")
 _fence = shard_log.ShardLog.fence
@@ -19,6 +23,7 @@ _fence = shard_log.ShardLog.fence
 async def _sleep_then_fence(self: shard_log.ShardLog) -> None:
     if _trigger and Path(_trigger).exists():
         os.kill(os.getpid(), signal.SIGSTOP)
+        woke.append(time.monotonic())
     await _fence(self)
 
 

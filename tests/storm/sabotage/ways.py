@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 from pyroaring import BitMap
 
 from streams.agents import membership
@@ -20,6 +22,9 @@ from streams.projection import tables
 from streams.settings import Settings
 from streams.sync import log as shard_log
 from streams.sync import moves, passes, state
+
+REJOINS_AFTER_S: Final = 8.0
+"""How long a sleeper stays away from its group after it woke: it fences, restores and writes meanwhile."""
 
 Scene = Literal["routine", "epoch", "pause", "refusal", "sleeper", "restart", "command"]
 
@@ -35,6 +40,7 @@ class Way:
 
 
 def _patch(owner: Any, name: str, replacement: Any) -> None:
+    assert hasattr(owner, name), f"{owner} has no {name}: this sabotage breaks nothing any more"
     setattr(owner, name, replacement)
 
 
@@ -111,10 +117,10 @@ def _drop_removals() -> None:
 
 
 def _ignore_uidvalidity() -> None:
-    async def reset(self: Any, session: Any, box: Any, selected: Any, reason: str) -> None:
+    async def reset(context: Any, session: Any, box: Any, selected: Any, reason: str) -> None:
         return None
 
-    _patch(passes.AccountPass, "_reset", reset)
+    _patch(passes, "reset", reset)
 
 
 def _swallow_projector_errors() -> None:
@@ -167,7 +173,19 @@ def _skip_the_proof() -> None:
         return None
 
     _patch(membership.AssignmentMembership, "prove", prove)
-    import tests.rig.sleeper  # noqa: F401 - not a sabotage: the machine sleeps while a file is there
+    _patch(membership.GroupProof, "prove", prove)
+    # Not sabotage: the machine sleeps while a file is there, and then is slow to join its group again. Else it is a
+    # matter of luck whether it has a new assignment before it writes.
+    from tests.rig import sleeper
+
+    rejoin = GroupCoordinator._do_rejoin_group
+
+    async def rejoin_late(self: Any, subscription: Any) -> Any:
+        if sleeper.woke:
+            await asyncio.sleep(max(0.0, sleeper.woke[-1] + REJOINS_AFTER_S - time.monotonic()))
+        return await rejoin(self, subscription)
+
+    _patch(GroupCoordinator, "_do_rejoin_group", rejoin_late)
 
 
 def _forget_the_mirror() -> None:
