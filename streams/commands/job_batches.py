@@ -6,6 +6,7 @@ Invariant: `send` returns only when every record has been accepted, and raises o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -60,9 +61,14 @@ class Batches:
                 future.add_done_callback(seen)  # a later send may fail before this one is looked at
                 futures.append(future)
         # Every one of them, before the commit: aiokafka would commit a transaction whose records were refused.
-        for result in await asyncio.gather(*futures, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        raise_first(await asyncio.gather(*futures, return_exceptions=True))
+
+
+def raise_first(results: Iterable[Any]) -> None:
+    """Raise the first exception among the results of `asyncio.gather`."""
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
 
 
 def seen(future: asyncio.Future[Any]) -> None:

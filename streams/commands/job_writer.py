@@ -27,7 +27,7 @@ import structlog
 from aiokafka import AIOKafkaProducer, ConsumerRecord, TopicPartition, errors
 from aiokafka.errors import KafkaError
 
-from streams.commands.job_batches import Batches, seen
+from streams.commands.job_batches import Batches, raise_first, seen
 from streams.commands.job_state import CommandMemory, encode_state, encode_writer
 from streams.commands.kafka_reading import close_within, read_to_end
 from streams.commands.ports import CommandState, Entry
@@ -206,8 +206,8 @@ class JobWriter:
                 count = await self._transact(batch)
         except REFUSALS as error:
             raise ProducerLost(f"Kafka refuses what is to be written: {type(error).__name__}") from error
-        except (KafkaError, TimeoutError, OSError, AssertionError) as error:
-            # AssertionError is what aiokafka raises for a transaction state that it did not expect.
+        except (KafkaError, TimeoutError, OSError, AssertionError, errors.IllegalOperation) as error:
+            # The last two are what aiokafka raises in the middle of a transaction that has failed meanwhile.
             self._observer.transaction("failed", time.monotonic() - began, 0)
             log.warning("a transaction failed", partition=self._partition, error=type(error).__name__)
             await self._start_over()
@@ -249,10 +249,12 @@ class JobWriter:
             batches.add_state(key, None, b"forgotten")
         batches.add_state(*encode_writer(self._run, batch[-1].number, self._settings.WORKER_NAME), b"writer")
         await producer.begin_transaction()
-        await batches.send()
+        parts = [batches.send()]
         if position is not None:
             tp = TopicPartition(self._settings.topic(topics.JOBS), self._partition)
-            await producer.send_offsets_to_transaction({tp: position}, self._group)
+            parts.append(producer.send_offsets_to_transaction({tp: position}, self._group))
+        # Side by side, since each takes a turn or two to the broker; and all of them over before the commit.
+        raise_first(await asyncio.gather(*parts, return_exceptions=True))
         await producer.commit_transaction()
         return batches.count
 

@@ -1,7 +1,7 @@
 """Commands that do nothing, on one worker, beside bare aiokafka that reads and writes as many records in the same run.
 
 Figures: ratio of rates (target 0.2; ours writes three records a command, in transactions); time from sending a command
-to its `started` as a reader sees it, with 1,000 accounts busy.
+to its `started` as a reader sees it, with 1,000 accounts busy, beside a bare transaction of one record in the same run.
 """
 
 from __future__ import annotations
@@ -139,6 +139,36 @@ async def throughput(count: int) -> None:
         )
 
 
+async def bare_transactions(jobs: Jobs, seen: list[float]) -> None:
+    """One record after the other in a transaction of its own: seconds until a reader has it. Until cancelled."""
+    topic = jobs.settings.topic(topics.COMMANDS)
+    producer = AIOKafkaProducer(**jobs.settings.kafka_client(), transactional_id=f"bare-{uuid.uuid4()}")
+    await producer.start()
+    try:
+        async with jobs.reader(topics.COMMANDS) as reader:
+            await reader.seek_to_end()
+            while True:
+                began = time.monotonic()
+                async with producer.transaction():
+                    await producer.send_and_wait(topic, b"x", partition=0)
+                while not await reader.getmany(timeout_ms=1000):
+                    pass
+                seen.append(time.monotonic() - began)
+                await asyncio.sleep(0.1)
+    finally:
+        await producer.stop()
+
+
+def quantiles(seconds: list[float], name: str) -> dict[str, float]:
+    """Median, 99th percentile and maximum, in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        f"{name}p50_ms": statistics.median(ordered) * 1000,
+        f"{name}p99_ms": ordered[int(len(ordered) * 0.99)] * 1000,
+        f"{name}max_ms": ordered[-1] * 1000,
+    }
+
+
 async def latency(count: int, rate: float = 200.0) -> None:
     """Commands of 20 ms at a steady rate, over 1,000 accounts."""
     async with broker() as bootstrap:
@@ -147,6 +177,7 @@ async def latency(count: int, rate: float = 200.0) -> None:
         accounts = [next(jobs.accounts) for _ in range(1000)]
         sent: dict[str, float] = {}
         seen: list[float] = []
+        theirs: list[float] = []
 
         async with (
             JobWorker(jobs, handlers(), concurrency=16) as worker,
@@ -165,6 +196,7 @@ async def latency(count: int, rate: float = 200.0) -> None:
                                 seen.append(now - sent[event.command_id])
 
             watching = asyncio.create_task(watch())
+            comparing = asyncio.create_task(bare_transactions(jobs, theirs))
             began = time.monotonic()
             for number in range(count):
                 made = command("short", accounts[number % len(accounts)])
@@ -175,16 +207,16 @@ async def latency(count: int, rate: float = 200.0) -> None:
                 await asyncio.sleep(max(0.0, began + (number + 1) / rate - time.monotonic()))
             async with asyncio.timeout(LIMIT_S):
                 await watching
+            comparing.cancel()
+            await asyncio.wait({comparing})
             del worker
-        ordered = sorted(seen)
         report(
             "commands_started",
             commands=count,
             rate_per_s=rate,
             accounts=len(accounts),
-            p50_ms=statistics.median(ordered) * 1000,
-            p99_ms=ordered[int(len(ordered) * 0.99)] * 1000,
-            max_ms=ordered[-1] * 1000,
+            **quantiles(seen, ""),
+            **quantiles(theirs, "bare_transaction_"),
         )
 
 
