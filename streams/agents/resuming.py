@@ -24,6 +24,7 @@ from faust.tables.recovery import RebalanceAgain, Recovery, ServiceStopped
 from faust.transport.drivers.aiokafka import Transport
 
 from streams.agents.frugal import FrugalConsumer, FrugalThread
+from streams.agents.starting import PatientProducer, patiently
 
 NOTHING_COMMITTED: Final = -1
 
@@ -35,6 +36,10 @@ and a recovery makes four of them: with Faust's 1,500 a rebalance took members t
 
 class RewindingThread(FrugalThread):
     """The thread of the Kafka client; knows how to rewind."""
+
+    async def on_start(self) -> None:
+        """See `mode.Service`."""
+        await patiently(self, super().on_start, lambda: self._consumer)
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         client = super()._create_worker_consumer(transport)
@@ -71,8 +76,9 @@ class RewindingConsumer(FrugalConsumer):
 
 
 class RewindingTransport(Transport):
-    """Faust's transport with a `RewindingConsumer`."""
+    """Faust's transport with a `RewindingConsumer` and a `PatientProducer`."""
 
+    Producer = PatientProducer
     Consumer = RewindingConsumer
 
 
