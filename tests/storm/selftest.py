@@ -140,7 +140,12 @@ async def _scene(fleet: Fleet, services: StormServices, way: Way) -> None:
             await everywhere(lambda m: m.append_many("INBOX", [ordinary(n) for n in range(720, 725)]), mailers)
             await asyncio.sleep(5)  # the broker refuses for so long: the time is the fault itself
             await largest_batch(fleet, 1_114_112)
+            told = {account: len(fleet.watch.of(account)) for account in fleet.mailers}
             await everywhere(lambda m: m.append_many("INBOX", [ordinary(n) for n in range(730, 735)]), mailers)
+            # The gap is in the number of what comes next.
+            await fleet.watch.until(
+                lambda: all(len(fleet.watch.of(a)) > n for a, n in told.items()), within_s=60, what="later mail"
+            )
         case "restart":
             for worker in fleet.workers.values():
                 await worker.kill()

@@ -272,5 +272,5 @@ WAYS: Final[dict[str, Way]] = {
     ),
     "leak-password": Way("a password is logged in base64", _leak_a_password, frozenset({"secret_leaked"})),
     "conclude-twice": Way("a command is concluded twice", _conclude_twice, frozenset({"conclusions"}), "command"),
-    "mark-as-read": Way("syncing sets \\Seen", _mark_as_read, frozenset({"mail_was_changed"})),
+    "mark-as-read": Way("syncing sets \\Seen", _mark_as_read, frozenset({"mail_was_changed", "invented_flags"})),
 }
