@@ -65,6 +65,11 @@ STATUS_EVERY_S: Final = 900.0
 """An unchanged status is published again this often."""
 NOOP_EVERY_S: Final = 30.0
 """How often INBOX is asked where the server has no IDLE."""
+POLL_AFTER_HOT_S: Final = 2.0
+"""Within this long the other folders of an account that became hot are looked at: a thousand may become hot at once."""
+HEAT_TOLD_WITHIN_S: Final = 5.0
+"""Within this long the status tells of new session heat. Each user's first ping brings some, and accounts of a shard
+that tell it together share a transaction."""
 TELL_S: Final = 5.0
 """Time to publish that an account has stopped."""
 ERASE_S: Final = 120.0
@@ -151,6 +156,7 @@ class AccountRunner:
         self._published: tuple[object, ...] = ()
         self._published_at = 0.0
         self._tier_dirty = False
+        self._heat_dirty = False
         self._tier_event = asyncio.Event()
         self._not_before = 0.0
         self._begun: set[str] = set()
@@ -263,7 +269,9 @@ class AccountRunner:
         if previous != tier:
             self._services.observer.tier_changed(tier, reason)
             if tier == "hot":
-                self.next_poll_at = min(self.next_poll_at, now)
+                # The connection that watches INBOX is wanted first; the other folders are looked at right after it.
+                first = random.random() * POLL_AFTER_HOT_S if self._ready.is_set() else 0.0
+                self.next_poll_at = min(self.next_poll_at, now + first)
             elif tier == "warm" and previous == "cold":
                 self.next_poll_at = min(self.next_poll_at, now + random.random() * self._settings.POLL_WARM)
         self._wake_all()
@@ -272,7 +280,7 @@ class AccountRunner:
         """Until when a session keeps the account hot; told with its status. The tier is the host's to decide."""
         if until != self.heat_until:
             self.heat_until = until
-            self._tier_dirty = True
+            self._heat_dirty = True
             self._tier_event.set()
 
     def account_changed(self) -> None:
@@ -669,8 +677,10 @@ class AccountRunner:
         """Write changes of tier and heat (row S15): the record for the next owner, the event, and the status."""
         while not self._stopping:
             if not self._tier_dirty:
-                await _wait(self._tier_event, None)
-                continue
+                heat = self._heat_dirty
+                await _wait(self._tier_event, random.random() * HEAT_TOLD_WITHIN_S if heat else None)
+                if not heat:
+                    continue
             try:
                 async with self._lock:
                     await self._record_tier(self._load(shard_log))
@@ -679,7 +689,7 @@ class AccountRunner:
                 shard_log = await self._next_log()
 
     async def _record_tier(self, state: AccountState) -> None:
-        self._tier_dirty = False
+        self._tier_dirty = self._heat_dirty = False
         record = state.record
         previous = record.tier
         record.tier, record.tier_reason = self.tier, self.tier_reason
