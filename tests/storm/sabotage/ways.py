@@ -258,7 +258,7 @@ WAYS: Final[dict[str, Way]] = {
     "ignore-failed-send": Way(
         "a batch that the broker refused is committed all the same",
         _ignore_failed_sends,
-        frozenset({"sequence_gap"}),
+        frozenset({"sequence_gap", "message_missing_in_log"}),
         "refusal",
     ),
     "forget-mirror": Way(
