@@ -15,6 +15,8 @@ from typing import Any, Final
 from aiokafka.errors import KafkaError
 from faust.transport.drivers.aiokafka import Producer
 
+from streams.runtime.clients import require_brokers
+
 RETRY_S: Final = 1.0
 
 STOP_WITHIN_S: Final = 3.0
@@ -31,6 +33,7 @@ async def patiently(service: Any, start: Callable[[], Awaitable[None]], client: 
     while True:
         try:
             await start()
+            require_brokers(client())
         except KafkaError as error:
             if service.should_stop or not error.retriable:
                 raise

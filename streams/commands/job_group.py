@@ -26,6 +26,7 @@ from streams.commands.ports import Delivery
 from streams.contracts import topics
 from streams.errors import MembershipLost, ServiceUnavailable
 from streams.observer import NoopObserver, RuntimeObserver
+from streams.runtime.clients import cancelled_from_elsewhere, start_with_brokers
 from streams.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -101,7 +102,7 @@ class JobGroup:
         )
         self._consumer = consumer
         try:
-            await consumer.start()
+            await start_with_brokers(consumer)
         except (KafkaError, OSError, TimeoutError) as error:
             await close_within(consumer.stop(), CLOSE_LIMIT_S)
             self._consumer = None
@@ -144,7 +145,9 @@ class JobGroup:
                 batches = await consumer.getmany(
                     timeout_ms=POLL_MS, max_records=1 if self._one_by_one else POLL_RECORDS
                 )
-            except (KafkaError, OSError) as error:
+            except (KafkaError, OSError, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and not cancelled_from_elsewhere(error):
+                    raise
                 log.warning("jobs cannot be read", error=type(error).__name__)
                 await asyncio.sleep(ERROR_PAUSE_S)
                 continue

@@ -37,6 +37,7 @@ from streams.projection.migrations import migrate
 from streams.projection.reading import PROJECTED, Reader
 from streams.projection.tables import Tables, open_projection_pool
 from streams.projection.topic_ids import topic_facts
+from streams.runtime.clients import cancelled_from_elsewhere, start_with_brokers
 from streams.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,9 @@ class Projector:
                 await step()
             except _Stopped:
                 return
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and not cancelled_from_elsewhere(error):
+                    raise
                 # A wrong setting waits too: inside a worker the start-up checks have the say, and they exit with 2.
                 expected = isinstance(error, (MailstreamsError, KafkaError, OSError))
                 self._waiting = f"{what}: {_plain(error)}"
@@ -244,7 +247,7 @@ class Projector:
         self._assigned.clear()
         self._consumer = consumer
         try:
-            await self._or_stop(consumer.start())
+            await self._or_stop(start_with_brokers(consumer))
             facts = await self._or_stop(topic_facts(consumer, [settings.topic(name) for name in PROJECTED]))
             consumer.subscribe([settings.topic(name) for name in PROJECTED], listener=_Listener(self))
             self._waiting = None

@@ -17,6 +17,7 @@ from streams.domain.backoff import full_jitter
 from streams.domain.ownership import ShardAction, ShardEvent, ShardPhase, step
 from streams.errors import MembershipLost, MirrorDamaged, ProducerLost, RetryLater
 from streams.observer import RuntimeObserver
+from streams.runtime.clients import cancelled_from_elsewhere
 from streams.settings import Settings
 from streams.sync.log import ShardLog
 from streams.sync.store import MirrorStore
@@ -135,7 +136,14 @@ class Shard:
                 self.since = time.time()
                 log.info("shard %d: %s, now %s", self.partition, event.value, self.phase.value)
             for action in actions:
-                await self._perform(action)
+                try:
+                    await self._perform(action)
+                except asyncio.CancelledError as error:
+                    if not cancelled_from_elsewhere(error):
+                        raise
+                    fencing = self.phase is ShardPhase.FENCING
+                    lost = ShardEvent.FENCE_FAILED if fencing else ShardEvent.WRITER_LOST
+                    self._failed("a Kafka client has cancelled what was waited for", lost)
 
     async def _perform(self, action: ShardAction) -> None:
         match action:

@@ -12,8 +12,9 @@ from streams.agents.starting import patiently
 
 
 class Client:
-    def __init__(self) -> None:
+    def __init__(self, brokers: int = 1) -> None:
         self.stopped = False
+        self.client = SimpleNamespace(cluster=SimpleNamespace(brokers=lambda: set(range(brokers))))
 
     async def stop(self) -> None:
         self.stopped = True
@@ -35,6 +36,16 @@ async def test_w3_the_start_is_tried_until_a_broker_answers() -> None:
 
     await patiently(SimpleNamespace(should_stop=False), start, lambda: clients[-1])
     assert [client.stopped for client in clients] == [True, True, False]
+
+
+async def test_w3_a_cluster_that_names_no_brokers_yet_is_waited_for() -> None:
+    clients: list[Client] = []
+
+    async def start() -> None:
+        clients.append(Client(brokers=len(clients)))
+
+    await patiently(SimpleNamespace(should_stop=False), start, lambda: clients[-1])
+    assert [client.stopped for client in clients] == [True, False]
 
 
 async def test_w4_a_stop_ends_it() -> None:

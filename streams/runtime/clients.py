@@ -1,0 +1,35 @@
+"""Two things about aiokafka's clients that everybody who starts or awaits one must know.
+
+* A broker that has just started answers before the cluster has registered it: its metadata name no broker. A consumer
+  that starts with them looks alive, and the routine that would join its group has ended with an assertion.
+* Its futures are cancelled now and then when a connection or a client ends. Whoever awaits one then sees the same
+  exception as when somebody stops him, and a task that takes it for that ends without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokafka.errors import KafkaConnectionError
+
+
+async def start_with_brokers(client: Any) -> None:
+    """Start a consumer or producer. Raises `KafkaConnectionError` when the cluster names no brokers (yet), and what the
+    client raises; the caller stops it then.
+    """
+    await client.start()
+    require_brokers(client)
+
+
+def require_brokers(client: Any) -> None:
+    """Raises `KafkaConnectionError` when a client that was started knows of no broker."""
+    kafka = getattr(client, "client", None) or client._client
+    if not kafka.cluster.brokers():
+        raise KafkaConnectionError("the cluster names no brokers yet")
+
+
+def cancelled_from_elsewhere(error: BaseException) -> bool:
+    """Whether this is a cancellation that nobody sent to the current task: what it awaited was cancelled by others."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() == 0
