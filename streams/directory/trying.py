@@ -12,7 +12,7 @@ from typing import Final, cast
 from streams.directory.accounts import AccountConnection, AccountStore
 from streams.directory.credentials import CredentialBox
 from streams.directory.sources import CredentialSources
-from streams.errors import AccountError, CredentialsRefused, InsecureConnection, MailstreamsError
+from streams.errors import AccountError, AddressRefused, CredentialsRefused, InsecureConnection, MailstreamsError
 from streams.imap.addresses import AddressPolicy
 from streams.imap.connecting import connect
 from streams.imap.hosts import HostGate, HostPolicy
@@ -24,6 +24,8 @@ from streams.settings import Settings
 SHOWN_CAPABILITIES: Final = ("IDLE", "CONDSTORE", "QRESYNC", "NOTIFY", "LIST-STATUS", "OBJECTID")
 
 _NOT_THE_OWN: Final = "this provider wants an app password, or OAuth2, rather than the account's own password"
+_SPOKE_PLAINLY: Final = "WRONG_VERSION_NUMBER"
+"""How OpenSSL calls an answer that is no TLS."""
 _HINTS: Final[Mapping[str, str]] = {
     "imap.gmail.com": _NOT_THE_OWN,
     "imap.mail.yahoo.com": _NOT_THE_OWN,
@@ -103,10 +105,22 @@ class LoginTrial:
         return Tried(unstored.kept, len(found.mailboxes), offered)
 
 
+def _hint(error: MailstreamsError, text: str, host: str) -> str | None:
+    """What is most often the cure."""
+    match error:
+        case CredentialsRefused():
+            return _HINTS.get(host.lower())
+        case AddressRefused():
+            return "addresses of private networks and of this machine are dialled only where IMAP_ALLOW_PRIVATE is set"
+        case InsecureConnection() if _SPOKE_PLAINLY in text:
+            return "that port begins without TLS, try --tls starttls"
+    return None
+
+
 def sentence(error: MailstreamsError, host: str) -> str:
     """What is wrong, in one sentence for the person who typed it."""
     text = " ".join(str(error).split()).rstrip(".")
-    if isinstance(error, CredentialsRefused) and (hint := _HINTS.get(host.lower())):
+    if (hint := _hint(error, text, host)) is not None:
         return f"{text}; {hint}."
     if isinstance(error, AccountError):
         return f"{text}."

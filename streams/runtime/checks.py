@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
 
 from streams.errors import ConfigurationError, ServiceUnavailable
 from streams.runtime.logs import muted
@@ -52,6 +52,10 @@ def kafka_check(settings: Settings) -> Check:
 def unreachable(settings: Settings, error: Exception, said: Sequence[str]) -> ServiceUnavailable:
     """What to tell of brokers that do not answer; `said` is what the library has logged meanwhile."""
     reason = said[-1] if said else f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, GroupCoordinatorNotAvailableError):
+        return ServiceUnavailable(
+            f"Kafka at {settings.KAFKA_BOOTSTRAP_SERVERS} is not ready yet: {type(error).__name__}"
+        )
     return ServiceUnavailable(f"no broker of {settings.KAFKA_BOOTSTRAP_SERVERS} answers: {reason}")
 
 

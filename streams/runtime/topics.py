@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 DEADLINE_S: Final = 60.0
 """For all of an inspection or creation; a broker needs seconds for a thousand partitions."""
-NOT_READY_FOR_S: Final = 30.0
-"""How long brokers may take until a new group or topic can be asked about."""
+NOT_READY_FOR_S: Final = 50.0
+"""How long brokers may take until a new group or topic can be asked about; a busy machine takes its time."""
 _TOPIC_SOURCE: Final = 1
 """DescribeConfigs: the value was set on the topic itself."""
 _NO_OFFSET: Final = -1
