@@ -202,21 +202,23 @@ class ImapSession:
             if MODSEQ_USE in channel.refused and changed_since is None:
                 items = without_modseq(items)
             stream = FetchStream(self._protocol, channel.changes, uids, items, chunk, earlier=vanished)
+            answered = False
             async with aclosing(stream.run(fetch_command(uids, items, changed_since, vanished=vanished))) as parts:
                 async for part in parts:
+                    answered = True
                     yield part
             try:
                 channel.accept(stream.tagged, During.COMMAND)
             except CommandRejected as error:
                 fewer = without_modseq(items)
-                if changed_since is not None or MODSEQ_USE in channel.proven or len(fewer) == len(items):
+                known = answered or MODSEQ_USE in channel.proven
+                if known or changed_since is not None or len(fewer) == len(items):
                     raise
                 refusal = error
             else:
                 if b"MODSEQ" in items:
                     channel.proven.add(MODSEQ_USE)
                 return
-            # never answered yet: what was given out before the refusal was whole and may come once more
             stream = FetchStream(self._protocol, channel.changes, uids, fewer, chunk, earlier=vanished)
             async with aclosing(stream.run(fetch_command(uids, fewer, None, vanished=vanished))) as parts:
                 async for part in parts:
