@@ -59,6 +59,8 @@ STARTED_PER_SLICE = 20
 """Runners started between two turns of the loop: each reads what was recorded of its mailboxes."""
 STUCK_S = 120.0
 """A shard on its way to running that has not moved for this long is stuck; one that tries again and again is not."""
+GOODBYE_S = 1.0
+"""For DONE and LOGOUT when a partition goes to another worker; the fence keeps the log from what is still under way."""
 LAG_S = 1.0
 
 
@@ -215,7 +217,7 @@ class Host:
             self._services.connector.share(max(1, round(self._settings.PARTITIONS / len(partitions))))
         change = on_assignment(frozenset(self._shards), partitions)
         if change.stop:
-            self._begin_drop(change.stop)
+            self._begin_drop(change.stop, GOODBYE_S)
         for partition in change.keep:
             self._shards[partition].tell(ShardEvent.ASSIGNED)
         for partition in change.start:
@@ -236,7 +238,7 @@ class Host:
     def unassigned(self) -> None:
         """We are no member of the group any more: stop all runners, close their sockets."""
         if self._shards:
-            self._begin_drop(frozenset(self._shards))
+            self._begin_drop(frozenset(self._shards), 0.0)
 
     def account_changed(self, partition: int, entry: AccountEntry) -> None:
         """An account has come, changed its state, its user or its version."""
@@ -389,14 +391,14 @@ class Host:
         self._loaded.discard(shard.partition)
         await self._stop_runners(runners, 1.0)
 
-    def _begin_drop(self, partitions: frozenset[int]) -> None:
+    def _begin_drop(self, partitions: frozenset[int], goodbye_s: float) -> None:
         shards = [self._shards.pop(p) for p in partitions if p in self._shards]
-        task = self._spawn(self._drop(partitions, shards), "drop-shards")
+        task = self._spawn(self._drop(partitions, shards, goodbye_s), "drop-shards")
         for partition in partitions:
             self._closing[partition] = task
             self._commands_closed(partition)
 
-    async def _drop(self, partitions: frozenset[int], shards: list[Shard]) -> None:
+    async def _drop(self, partitions: frozenset[int], shards: list[Shard], goodbye_s: float) -> None:
         gone = {id(shard) for shard in shards}
         runners = [r for r in self._runners.values() if id(r.shard) in gone]
         for runner in runners:
@@ -405,7 +407,7 @@ class Host:
             for account_id in self._entries.pop(partition, {}):
                 self._waiting.pop(account_id, None)
             self._loaded.discard(partition)
-        await self._stop_runners(runners, 0.0)
+        await self._stop_runners(runners, goodbye_s)
         await asyncio.gather(*(shard.close(flush_s=0.0) for shard in shards), return_exceptions=True)
         self._place_wake.set()
 

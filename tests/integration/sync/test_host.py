@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from streams.local.dovecot import Dovecot
 from tests.fixtures.services import MailUser
 from tests.integration.sync.conftest import Plane, eventually
 from tests.integration.sync.folding import LogReader, server_view
+from tests.scripted_imap.model import Account
+from tests.scripted_imap.server import QRESYNC, ImapServer
 
 
 def letter(n: int, *, size: int = 200) -> bytes:
@@ -107,3 +110,21 @@ async def test_s2_a_new_owner_serves_first_who_has_the_newest_mail_and_a_session
     host.account_forgotten(0, oldest)
     await eventually(lambda: host.runner(newest), what="the place goes to the newest mail that waits")
     assert host.runner(middle) is None
+
+
+async def test_s6_accounts_of_a_partition_that_goes_elsewhere_end_idle_and_log_out(plane: Plane) -> None:
+    mailboxes = Account("walker", "secret")
+    mailboxes.mailboxes["INBOX"].deliver(letter(1))
+    async with ImapServer([mailboxes], QRESYNC) as server:
+        where = SimpleNamespace(host="127.0.0.1", port=server.port, name="walker", password="secret")
+        account = await plane.add(where)  # type: ignore[arg-type]
+        host = await plane.host()
+        await eventually(lambda: (runner := host.runner(account)) is not None and runner.mail_known)
+        runner = host.runner(account)
+        assert runner is not None
+        runner.set_tier("hot", "session")
+        await eventually(lambda: server.count("IDLE") and runner.watching, what="INBOX is watched")
+        await eventually(lambda: server.open == 1, what="nothing else is going on")
+        await plane.assign(host, set())
+        await eventually(lambda: server.open == 0, what="its connection is closed")
+        assert server.count("LOGOUT") == sum(server.logins.values())
