@@ -16,6 +16,7 @@ committed offset, or to its beginning. So an event that is not acknowledged come
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -99,6 +100,13 @@ class OrderlyRecovery(Recovery):
             self.log.warning("a step of the recovery took over %s s, the recovery begins again", timeout)
             self.signal_recovery_start.set()
             raise RebalanceAgain from None
+
+    async def _seek_offsets(self, consumer: Any, tps: Any, offsets: Any, title: str) -> None:
+        """Where changelogs are read from. An offset that is not known is the beginning: -1 is one way to say so, and
+        while a broker comes back there are others, of which Faust dies.
+        """
+        known = Counter({tp: max(offsets[tp], -1) for tp in tps})
+        await super()._seek_offsets(consumer, set(known), known, title)
 
     async def on_recovery_completed(self, generation_id: int = 0) -> None:
         """Tables are recovered: seek, empty the queues, and only then let events in."""
