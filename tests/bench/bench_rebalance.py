@@ -23,7 +23,7 @@ from tests.rig.worker import Worker
 
 QUIET_S = 10.0
 SETTLE_S = 3.0
-WRITES_PER_S = "40"
+WRITES_PER_S = "20"
 
 
 async def store(stage: Deployment, count: int) -> list[str]:
