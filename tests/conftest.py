@@ -8,6 +8,9 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tests.fixtures.services",)
 
+# The settings of whoever works in this tree are not those of a test.
+os.environ["MAILSTREAMS_ENV_FILE"] = os.devnull
+
 # No deadline per example: the machine is shared, and time is measured where it is the point, not here.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])

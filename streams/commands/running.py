@@ -141,8 +141,8 @@ class Running:
         self._reports.close(work)
         if work.session.over:
             # What did not end is still worth a name when the process is to end.
-            if isinstance(result, Interrupted) and result.ignored:
-                self.ignored.append(result.ignored)
+            if isinstance(result, Interrupted):
+                self._note_ignoring(result)
             self._queues.done(work.account)
         else:
             self._settle(work, result)
@@ -160,8 +160,7 @@ class Running:
                 else:
                     self._fail(work, failure)
             case Interrupted() if self._surroundings.draining:
-                if result.ignored:
-                    self.ignored.append(result.ignored)
+                self._note_ignoring(result)
                 self._queues.done(work.account)
                 self._hand_back(work, work.attempt - 1)  # taken back by us: it does not count
             case Interrupted():
@@ -170,6 +169,12 @@ class Running:
                 self._fail(work, result)
             case _:
                 assert_never(result)
+
+    def _note_ignoring(self, result: Interrupted) -> None:
+        """Name a handler that did not end, at once: what is left of the end of the process may be cut short (W7)."""
+        if result.ignored:
+            self.ignored.append(result.ignored)
+            log.error("a handler ignores its cancellation", handler=result.ignored)
 
     def _fail(self, work: Work, failure: Failure) -> None:
         assert work.began_at is not None

@@ -152,8 +152,6 @@ class JobService:
         if report.requeued:
             log.warning("commands were left to other processes", count=report.requeued)
         if report.ignored:
-            for name in report.ignored:
-                log.error("a handler ignores its cancellation", handler=name)
             raise HandlersIgnored(f"{len(report.ignored)} handlers did not end: {', '.join(report.ignored)[:500]}")
 
     def health(self) -> Health:
