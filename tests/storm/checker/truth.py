@@ -37,6 +37,8 @@ PUBLIC_TOPICS: Final = (
     "sync.jobs.dlq",
 )
 _READERS: Final = 4
+_LOOKS: Final = 5
+"""How often everything is read again because the log has gone on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,14 @@ async def check(world: World) -> Seen:
     """Compare mail server, log and database, and report everything that is wrong. Changes nothing."""
     report = Report()
     events, strange = await read_events(world.kafka)
+    for _ in range(_LOOKS):
+        servers = await read_servers(world.logins)
+        database = await read_database(world.dsn) if world.dsn else None
+        before = len(events)
+        events, strange = await read_events(world.kafka)
+        if len(events) == before:
+            break  # nothing came in between: the log, the servers and the database are of one moment
     accounts = fold(events)
-    servers = await read_servers(world.logins)
-    database = await read_database(world.dsn) if world.dsn else None
 
     report.add(rules.strange_records(strange))
     report.add(rules.sequences(events))
