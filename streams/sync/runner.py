@@ -65,8 +65,6 @@ STATUS_EVERY_S: Final = 900.0
 """An unchanged status is published again this often."""
 NOOP_EVERY_S: Final = 30.0
 """How often INBOX is asked where the server has no IDLE."""
-POLL_AFTER_HOT_S: Final = 2.0
-"""Within this long the other folders of an account that became hot are looked at: a thousand may become hot at once."""
 HEAT_TOLD_WITHIN_S: Final = 5.0
 """Within this long the status tells of new session heat. Each user's first ping brings some, and accounts of a shard
 that tell it together share a transaction."""
@@ -164,6 +162,7 @@ class AccountRunner:
         self._marked = False
         self._history_at = 0.0
         self._reading_history = False
+        self._look_due = False
 
     # --- life --------------------------------------------------------------------------------------------------------
     def start(self, log_now: ShardLog, *, session_active: bool) -> None:
@@ -269,9 +268,10 @@ class AccountRunner:
         if previous != tier:
             self._services.observer.tier_changed(tier, reason)
             if tier == "hot":
-                # The connection that watches INBOX is wanted first; the other folders are looked at right after it.
-                first = random.random() * POLL_AFTER_HOT_S if self._ready.is_set() else 0.0
-                self.next_poll_at = min(self.next_poll_at, now + first)
+                # What came meanwhile is looked for over the connection that watches: a poll would be a second login.
+                self._look_due = self._ready.is_set()
+                soon = random.random() * self._settings.POLL_WARM if self._look_due else 0.0
+                self.next_poll_at = min(self.next_poll_at, now + soon)
             elif tier == "warm" and previous == "cold":
                 self.next_poll_at = min(self.next_poll_at, now + random.random() * self._settings.POLL_WARM)
         self._wake_all()
@@ -626,7 +626,7 @@ class AccountRunner:
                         raise RetryLater("the server shows no INBOX", code="no_inbox")
                     inbox = box.record.wire_name
                     if failed:
-                        failed, started = False, self._services.wall()
+                        failed, self._look_due, started = False, False, self._services.wall()
                         await account_pass.run(session, always=inbox)
                         await self._passed(state, account_pass, started)
                         if session.selected != inbox:
@@ -637,7 +637,8 @@ class AccountRunner:
                     if first:
                         # the STATUS of every folder comes first, so that nothing lies between a look and the watching
                         hints.answered(accepted=await session.notify())
-                    look = hints.wait_s(time.monotonic()) == 0.0
+                    promoted, started = self._look_due, self._services.wall()
+                    look = promoted or hints.wait_s(time.monotonic()) == 0.0
                     if session.pending_changes:
                         changes = session.take_changes()
                         if changes.throttled:
@@ -650,6 +651,9 @@ class AccountRunner:
                         result = await account_pass.run(session, always=inbox)
                         surprised = result.listing > 0 or bool(result.failed)
                         hints.looked(time.monotonic(), elsewhere=result.visited > 1, surprised=surprised)
+                        if promoted:
+                            self._look_due = False
+                            await self._passed(state, account_pass, started)
                         self._seen(state)
                         self._wake_for_history(state)
                         if session.selected != inbox:

@@ -26,14 +26,17 @@ SHORT_SESSIONS = {"TIER_SESSION_GRACE_MIN": "0.1", "POLL_WARM": "60", "POLL_COLD
 
 
 async def until(condition: Callable[[], Awaitable[Any]], *, within_s: float = 90.0, what: str) -> Any:
-    """The first true answer."""
+    """The first true answer. When there is none, `AssertionError` with what was found instead."""
+    asked = 0
     try:
         async with asyncio.timeout(within_s):
             while not (answer := await condition()):
+                asked += 1
                 await asyncio.sleep(0.5)
             return answer
     except TimeoutError:
-        raise AssertionError(f"not within {within_s:g} s: {what}") from None
+        found = getattr(condition, "found", "no more is known")
+        raise AssertionError(f"not within {within_s:g} s, asked {asked} times: {what}; {found}") from None
 
 
 async def tiers_of(fleet: Fleet, account: str) -> list[tuple[str, str]]:
@@ -63,7 +66,9 @@ async def with_mail(fleet: Fleet, add_account: AddAccount, dovecot: Dovecot, **o
 
 def reached(fleet: Fleet, mailer: Mailer, tier: str, reason: str, *, times: int = 1) -> Callable[[], Awaitable[bool]]:
     async def ask() -> bool:
-        return (await tiers_of(fleet, mailer.login.account)).count((tier, reason)) >= times
+        found = await tiers_of(fleet, mailer.login.account)
+        ask.found = f"tiers of {mailer.login.account}: {found}"  # type: ignore[attr-defined]
+        return found.count((tier, reason)) >= times
 
     return ask
 
