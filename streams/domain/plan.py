@@ -176,6 +176,12 @@ def windows_newest_first(uids: BitMap, size: int) -> Iterator[BitMap]:
         rest = start
 
 
+def spans_up_to_highest(uids: BitMap, size: int) -> list[str]:
+    """Ranges that begin at 1 and leave no UID out up to the highest of `uids`, with at most `size` of these each."""
+    tops = [uids[min(end, len(uids)) - 1] for end in range(size, len(uids) + size, size)]
+    return [f"{low + 1}:{top}" for low, top in zip([0, *tops], tops, strict=False)]
+
+
 def uid_set(uids: BitMap) -> str:
     """UIDs as an IMAP sequence-set of ranges (RFC 9051, 4.1.1)."""
     parts: list[str] = []

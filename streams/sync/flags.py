@@ -9,7 +9,7 @@ from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
 from streams.domain.mirror import LABEL
-from streams.domain.plan import next_scan_window, uid_set, windows_newest_first
+from streams.domain.plan import next_scan_window, spans_up_to_highest, uid_set, windows_newest_first
 from streams.imap.errors import CommandRejected
 from streams.imap.session import ImapSession
 from streams.imap.values import FetchedMessage, Selected
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 FLAGS_WINDOW = 20_000
 """UIDs per FETCH when every flag is read."""
+CHANGES_WINDOW = 50_000
+"""Known UIDs per FETCH when changes are asked for: all of them may have changed, and are held until its end."""
+PUBLISHED_TOGETHER = 500
 
 
 async def flags_and_vanished(
@@ -53,32 +56,48 @@ async def _changed_since(ctx: PassContext, session: ImapSession, box: MailboxSta
     """Flags that changed since the cursor, and with QRESYNC what vanished (RFC 7162, 3.1.4.1 and 3.2.6)."""
     record = box.record
     vanished = BitMap()
-    # Not up to the cursor: a pass that broke off has left messages above it, and their changes are told only once.
-    span = f"1:{box.known().max()}"
     qresync = ctx.has_qresync(session)
-    try:
-        async with contextlib.aclosing(
-            session.uid_fetch(span, items, changed_since=record.highestmodseq, vanished=qresync)
-        ) as chunks:
-            async for chunk in chunks:
-                apply_flags(ctx, box, chunk.messages)
-                vanished |= chunk.vanished
-                await ctx.reader.flush()
-    except CommandRejected as error:
-        # offered, and not understood (case 11): never again with this runner, this time the long way
-        ctx.memory.refused.add("QRESYNC" if qresync else "CONDSTORE")
-        log.warning("mailbox %s: %s; doing without", record.mailbox_id, error)
-        if qresync:
-            return await _changed_since(ctx, session, box, items)
-        await _scan_flags(ctx, session, box, [item for item in items if item != b"MODSEQ"])
+    # Not up to the cursor: a pass that broke off has left messages above it, and their changes are told only once.
+    for span in spans_up_to_highest(box.known(), CHANGES_WINDOW):
+        try:
+            vanished |= await _read_flags(ctx, session, box, span, items, since=record.highestmodseq, vanished=qresync)
+        except CommandRejected as error:
+            # offered, and not understood (case 11): never again with this runner, this time the long way
+            ctx.memory.refused.add("QRESYNC" if qresync else "CONDSTORE")
+            log.warning("mailbox %s: %s; doing without", record.mailbox_id, error)
+            if qresync:
+                return await _changed_since(ctx, session, box, items)
+            await _scan_flags(ctx, session, box, [item for item in items if item != b"MODSEQ"])
+            return vanished
     return vanished
 
 
-async def _read_flags(ctx: PassContext, session: ImapSession, box: MailboxState, uids: str, items: list[bytes]) -> None:
-    async with contextlib.aclosing(session.uid_fetch(uids, items)) as chunks:
+async def _read_flags(
+    ctx: PassContext,
+    session: ImapSession,
+    box: MailboxState,
+    uids: str,
+    items: list[bytes],
+    *,
+    since: int | None = None,
+    vanished: bool = False,
+) -> BitMap:
+    """Flags of `uids`, published where they differ; returns what the server says has vanished.
+
+    Believed only once the answer has ended well. A server whose mailbox was replaced under an open session may answer
+    out of the new one and end the connection then: these are no flags of the messages that are known.
+    """
+    differing: list[FetchedMessage] = []
+    gone = BitMap()
+    async with contextlib.aclosing(session.uid_fetch(uids, items, changed_since=since, vanished=vanished)) as chunks:
         async for chunk in chunks:
-            apply_flags(ctx, box, chunk.messages)
-            await ctx.reader.flush()
+            known = box.known()
+            differing.extend(m for m in chunk.messages if m.uid in known and _new_flags(box, m) is not None)
+            gone |= chunk.vanished
+    for part in range(0, len(differing), PUBLISHED_TOGETHER):
+        apply_flags(ctx, box, differing[part : part + PUBLISHED_TOGETHER])
+        await ctx.reader.flush()
+    return gone
 
 
 async def _scan_flags(ctx: PassContext, session: ImapSession, box: MailboxState, items: list[bytes]) -> None:
@@ -100,18 +119,24 @@ async def _scan_flags(ctx: PassContext, session: ImapSession, box: MailboxState,
         await _read_flags(ctx, session, box, uid_set(wanted), items)
 
 
+def _new_flags(box: MailboxState, message: FetchedMessage) -> frozenset[str] | None:
+    """Flags (and labels) of a known message as told, where they differ from what is known; else None."""
+    flags = fetching.flags_of(message)
+    if flags is None:
+        return None
+    before = box.flags(message.uid)
+    if message.gm_labels is None:
+        flags |= {f for f in before if f.startswith(LABEL)}
+    return None if flags == before else flags
+
+
 def apply_flags(ctx: PassContext, box: MailboxState, messages: list[FetchedMessage]) -> None:
     """Publish differences of flags; unknown UIDs and absent items change nothing."""
     known = box.known()
     for message in messages:
-        flags = fetching.flags_of(message)
-        if flags is None or message.uid not in known:
+        if message.uid not in known or (flags := _new_flags(box, message)) is None:
             continue
         before = box.flags(message.uid)
-        if message.gm_labels is None:
-            flags |= {f for f in before if f.startswith(LABEL)}
-        if flags == before:
-            continue
         after = box.set_flags(message.uid, flags)
         if after == before:
             continue

@@ -313,6 +313,34 @@ async def test_uidvalidity_reset_matches_messages_again(kind: frozenset[str], ac
     assert not any("BODY" in c and "HEADER" not in c for c in engine.server.commands)
 
 
+@ALL_KINDS
+async def test_a_mailbox_replaced_under_an_open_session_changes_no_flags_of_the_old_one(
+    kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """The server answers with flags of the new epoch and says only then that the session is over (Dovecot does)."""
+    fill(account, 4)
+    engine = await start(kind)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.set_flags(2, ["\\Seen"])
+
+    def replaced(lines: list[bytes]) -> list[Action]:
+        inbox.new_epoch()
+        inbox.set_flags(3, ["\\Flagged"])
+        told = [b"* 3 FETCH (UID 3 FLAGS (\\Flagged))\r\n", b"* BYE IMAP session state is inconsistent\r\n"]
+        return [*lines[:-1], *told]
+
+    engine.server.bend(r"UID FETCH \S+ \(?(UID )?FLAGS", replaced, times=1)
+    before = len(engine.events())
+    assert await engine.survive(engine.look()) is not None
+    assert engine.events()[before:] == []
+    await engine.look()
+    assert engine.kinds()[before] == "mailbox.reset"
+    await engine.catch_up()
+    engine.agrees(account)
+    assert {event["uidvalidity"] for event in engine.of("message.flags_changed")} <= {inbox.uidvalidity}
+
+
 async def test_case_16_uidvalidity_zero_is_accepted_and_not_trusted(account: Account, start: Start) -> None:
     """UIDs of such a mailbox are spot-checked at each look."""
     account.mailboxes["INBOX"].uidvalidity = 0

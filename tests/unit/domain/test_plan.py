@@ -22,6 +22,7 @@ from streams.domain.plan import (
     next_scan_window,
     plan_listing,
     reconcile,
+    spans_up_to_highest,
     uid_set,
     windows_newest_first,
 )
@@ -261,3 +262,12 @@ def test_case_34_what_a_spot_check_proves() -> None:
     assert not is_renumbered(1, 3)
     assert is_renumbered(1, 1)
     assert is_renumbered(2, 33)
+
+
+@given(st.sets(st.integers(1, 2**32 - 1), min_size=1, max_size=60), st.integers(1, 20))
+def test_property_spans_are_gapless_and_hold_at_most_so_many(uids: set[int], size: int) -> None:
+    spans = [tuple(map(int, span.split(":"))) for span in spans_up_to_highest(BitMap(uids), size)]
+    assert spans[0][0] == 1
+    assert spans[-1][1] == max(uids)
+    assert all(low == before[1] + 1 for before, (low, _) in itertools.pairwise(spans))
+    assert all(1 <= sum(low <= uid <= high for uid in uids) <= size for low, high in spans)
