@@ -176,7 +176,9 @@ class AccountRunner:
                 self.tier = record.tier  # type: ignore[assignment]
                 self.tier_reason = record.tier_reason or "default"  # type: ignore[assignment]
             self.newest_mail_at = record.newest_mail_at
-            self.mail_known = record.caught_up
+            self.mail_known = record.caught_up and (
+                record.newest_mail_at is not None or not self._history_left(log_now)
+            )
             if record.caught_up:
                 # INBOX is known: a hot account is watched at once, whenever its next poll is due.
                 self._ready.set()
@@ -795,8 +797,9 @@ class AccountRunner:
     def _seen(self, state: AccountState) -> None:
         """Take over what others want to know of the state."""
         self.mailboxes, self.messages = len(state.mailboxes), state.total_messages()
-        self.mail_known = state.record.caught_up
         newest = state.record.newest_mail_at
+        # until some history was read, no date does not mean no mail
+        self.mail_known = state.record.caught_up and (newest is not None or _phase_of(state) == "running")
         if newest is not None and newest != self.newest_mail_at:
             self.newest_mail_at = newest
             self._services.on_mail(self)

@@ -477,6 +477,27 @@ async def test_case_67_the_status_names_folders_that_are_set_aside(account: Acco
     assert "T" in status["last_sync_at"]
 
 
+async def test_s13_an_account_whose_history_was_not_read_yet_is_not_taken_for_one_without_mail(
+    account: Account, run: Run
+) -> None:
+    """The first pass tells how many messages there are, not how old: until then the tier stays, and so for the next
+    owner.
+    """
+    fill(account, 3)
+    running = await run(QRESYNC, POLL_WARM=600.0, POLL_COLD=600.0)
+    running.server.bend(r"UID FETCH", lambda lines: [Hang()])
+    await running.start()
+    await until(lambda: running.runner.last_sync_at is not None, what="the first pass is over")
+    assert not running.runner.mail_known
+    await running.crash()
+    runner = await running.start()
+    assert not runner.mail_known
+    running.server.bends.clear()
+    await until(lambda: running.runner.mail_known, what="history was read")
+    assert running.runner.newest_mail_at is not None
+    await settled(running, account)
+
+
 async def test_s11_a_new_owner_tells_the_last_sync_of_the_former(account: Account, run: Run) -> None:
     running = await run(QRESYNC, POLL_WARM=600.0, POLL_COLD=600.0)
     await running.start()
