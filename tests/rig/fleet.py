@@ -31,7 +31,7 @@ from tests.storm.checker import rules
 from tests.storm.checker.database import read_database
 from tests.storm.checker.log import Kafka, read_raw
 from tests.storm.checker.server import Login
-from tests.storm.checker.truth import Seen, World, check, read_servers
+from tests.storm.checker.truth import Seen, World, check, read_contradicted, read_servers
 
 T = TypeVar("T")
 
@@ -297,12 +297,14 @@ class Fleet:
     async def caught_up(self, *, within_s: float = REST_S, stopped: Iterable[str] = ()) -> None:
         """Wait until the log says what the servers say now."""
         still = frozenset(stopped)
-        servers = await read_servers(m.login for account, m in self.mailers.items() if account not in still)
+        logins = [mailer.login for account, mailer in self.mailers.items() if account not in still]
+        servers = await read_servers(logins)
+        refused = await read_contradicted(logins, servers)
         open_ = dict(servers)
 
         def all_told() -> bool:
             for name in list(open_):
-                if next(rules.log_against_server(self.watch.account(name), open_[name]), None) is None:
+                if next(rules.log_against_server(self.watch.account(name), open_[name], refused[name]), None) is None:
                     del open_[name]
             return not open_
 
@@ -312,7 +314,7 @@ class Fleet:
             missing = [
                 str(finding)
                 for name, server in open_.items()
-                for finding in list(rules.log_against_server(self.watch.account(name), server))[:5]
+                for finding in list(rules.log_against_server(self.watch.account(name), server, refused[name]))[:5]
             ]
             raise AssertionError("\n".join([str(error), "still different:", *missing[:20], self._tails()])) from None
 

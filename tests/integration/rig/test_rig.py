@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from streams.local.dovecot import Dovecot
 from tests.fixtures.services import Broker, MailUser
 from tests.rig.letters import ODD, odd, ordinary
 from tests.rig.mailer import Mailer
 from tests.rig.watch import LogWatch
 from tests.storm.checker.log import Kafka, read_events
-from tests.storm.checker.server import Login, read_server
+from tests.storm.checker.server import Login, listed, read_server
 
 ACCOUNT = "6f1c1f0e-6d0a-4b0c-9c1e-2f6f5d1c7a11"
 
@@ -46,6 +48,16 @@ def test_journal_holds_what_the_client_did(mail_user: MailUser) -> None:
     assert {(other, 1), (other, 2)} <= mailer.journal.destroyed
     mailer.observe_all()
     mailer.close()
+
+
+def test_a_mailbox_half_deleted_is_listed_and_not_read(mail_user: MailUser, dovecot: Dovecot) -> None:
+    """What a server leaves behind that is stopped in the middle of a deletion."""
+    mailer = Mailer(login(mail_user))
+    mailer.create("Half")
+    mailer.close()
+    shutil.rmtree(dovecot.home(mail_user.name) / "mail" / "Half" / "tmp")
+    assert "Half" in listed(mailer.login)
+    assert "Half" not in read_server(mailer.login)
 
 
 def test_odd_letters_are_accepted_by_a_server(mail_user: MailUser) -> None:

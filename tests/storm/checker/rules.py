@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from tests.storm.checker.database import Database
@@ -106,8 +106,13 @@ def _by_wire_name(account: FoldedAccount) -> Iterator[tuple[str, FoldedMailbox] 
     yield from names.items()
 
 
-def log_against_server(account: FoldedAccount, server: Mapping[str, ServerMailbox]) -> Iterator[Finding]:
-    """Fold of the log = mail server: mailboxes, epochs, UIDs, flags; and one message id for one content."""
+def log_against_server(
+    account: FoldedAccount, server: Mapping[str, ServerMailbox], contradicted: Set[str] = frozenset()
+) -> Iterator[Finding]:
+    """Fold of the log = mail server: mailboxes, epochs, UIDs, flags; and one message id for one content.
+
+    Of mailboxes that are `contradicted` (listed, and refused when they are opened) nobody knows whether they are there.
+    """
     folded: dict[str, FoldedMailbox] = {}
     for item in _by_wire_name(account):
         if isinstance(item, Finding):
@@ -123,7 +128,7 @@ def log_against_server(account: FoldedAccount, server: Mapping[str, ServerMailbo
             got="unknown",
             around=account.around(most=5),
         )
-    for wire in sorted(folded.keys() - server.keys()):
+    for wire in sorted(folded.keys() - server.keys() - contradicted):
         near = account.around(mailbox_id=folded[wire].mailbox_id, most=5)
         yield Finding("mailbox_only_in_log", account.account, wire, expected="gone", got="there", around=near)
     for wire in sorted(folded.keys() & server.keys()):

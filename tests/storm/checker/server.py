@@ -100,17 +100,26 @@ def read_server(login: Login) -> dict[str, ServerMailbox]:
     raise AssertionError("unreachable")
 
 
+def listed(login: Login) -> set[str]:
+    """Wire names of every mailbox that the server lists as one that can be opened, whether it can or not."""
+    with client(login) as connection:
+        return {wire for wire, _ in _selectable(connection)}
+
+
+def _selectable(connection: imapclient.IMAPClient) -> Iterator[tuple[str, Any]]:
+    """Wire name, and name as the library takes it."""
+    for attributes, _, raw in connection.list_folders():
+        if {attribute.lower() for attribute in attributes} & {b"\\noselect", b"\\nonexistent"}:
+            continue
+        wire = raw.decode("ascii") if isinstance(raw, bytes) else str(raw)
+        yield "INBOX" if wire.upper() == "INBOX" else wire, raw
+
+
 def _read(login: Login) -> dict[str, ServerMailbox]:
     found: dict[str, ServerMailbox] = {}
     with client(login) as connection:
         has_ids = connection.has_capability("OBJECTID")
-        for attributes, _, raw in connection.list_folders():
-            lowered = {attribute.lower() for attribute in attributes}
-            if lowered & {b"\\noselect", b"\\nonexistent"}:
-                continue
-            wire = raw.decode("ascii") if isinstance(raw, bytes) else str(raw)
-            if wire.upper() == "INBOX":
-                wire = "INBOX"
+        for wire, raw in _selectable(connection):
             try:
                 found[wire] = _read_mailbox(connection, raw, wire, has_ids)
             except IMAPClientError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.storm.checker.invitations import assignments, log_records, uninvited
 from tests.storm.checker.journal import Journal, explained, untouched
 from tests.storm.checker.log import Event, Kafka, Raw, read_events, read_raw
 from tests.storm.checker.secrets import leaks
-from tests.storm.checker.server import Login, ServerMailbox, read_server
+from tests.storm.checker.server import Login, ServerMailbox, listed, read_server
 
 PUBLIC_TOPICS: Final = (
     "mailbox.changes",
@@ -81,6 +82,28 @@ async def read_servers(logins: Iterable[Login]) -> dict[str, dict[str, ServerMai
     return dict(await asyncio.gather(*(one(login) for login in logins)))
 
 
+async def read_contradicted(
+    logins: Iterable[Login], servers: Mapping[str, Mapping[str, ServerMailbox]]
+) -> dict[str, set[str]]:
+    """Wire names of mailboxes that a server lists and refuses to open: a server that is stopped while it deletes one
+    may leave such a thing behind.
+    """
+    found = {}
+    for login in logins:
+        if login.account in servers:
+            found[login.account] = await asyncio.to_thread(listed, login) - servers[login.account].keys()
+    return found
+
+
+async def _set_aside(kafka: Kafka) -> dict[str, set[str]]:
+    """Names of the mailboxes of each account that its latest status says are not followed."""
+    found: dict[str, set[str]] = {}
+    async for raw in read_raw(kafka, "account.sync_status"):
+        if raw.value:
+            found[(raw.key or b"").decode()] = set(json.loads(raw.value).get("set_aside") or ())
+    return found
+
+
 async def check(world: World) -> Seen:
     """Compare mail server, log and database, and report everything that is wrong. Changes nothing."""
     report = Report()
@@ -100,10 +123,15 @@ async def check(world: World) -> Seen:
     report.add(uninvited(events, assignments(await asyncio.to_thread(log_records, world.logs))))
     for account in accounts.values():
         report.add(account.nonsense)
+    unopened = await read_contradicted(world.logins, servers)
+    aside = await _set_aside(world.kafka) if any(unopened.values()) else {}
     for name, server in servers.items():
         folded = accounts.get(name) or FoldedAccount(name)
         if name not in world.stopped:
-            report.add(rules.log_against_server(folded, server))
+            # what is still in the log must be said to be set aside
+            shown = {box.wire_name for box in folded.mailboxes.values() if box.name in aside.get(name, ())}
+            report.add(rules.log_against_server(folded, server, unopened[name] & shown))
+            report.count("contradicted", len(unopened[name]))
         if name in world.journals:
             if world.scripts_at_rest:
                 report.add(untouched(name, world.journals[name], server))

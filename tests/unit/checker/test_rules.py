@@ -141,6 +141,12 @@ def test_s3_writers_must_not_interleave(rule: str | None, writers: list[str | No
     assert {finding.rule for finding in rules.writers(log)} == ({rule} if rule else set())
 
 
+def test_of_a_mailbox_listed_and_refused_nobody_knows_whether_it_is_there() -> None:
+    account = folded(discovered(), added(1))
+    assert not list(rules.log_against_server(account, {}, {"INBOX"}))
+    assert list(rules.log_against_server(account, {}, {"Sent"}))
+
+
 @pytest.mark.parametrize(
     ("rule", "server_now"),
     [
