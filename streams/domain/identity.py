@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Set
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, Literal
 
 Basis = Literal["email_id", "gm_msgid", "content"]
@@ -40,7 +40,7 @@ def identity_from_content(
     `canonical_headers` is the stable form of the fields (empty when the message has none of them); `fallback` names the
     first place, ``mailbox id/uidvalidity/uid``.
     """
-    stamp = "" if internal_date is None else str(int(internal_date.astimezone(UTC).timestamp()))
+    stamp = "" if internal_date is None else str(int(internal_date.timestamp()))
     if not canonical_headers:
         return _digest(account_id, "place", fallback.encode())
     return _digest(account_id, "content", f"{'' if size is None else size}/{stamp}/".encode() + canonical_headers)

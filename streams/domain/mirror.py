@@ -140,21 +140,24 @@ class FlagSegment:
         """Flags of the UID at `offset` from the base."""
         return frozenset(name for name, bitmap in self.flags.items() if offset in bitmap)
 
-    def put(self, offset: int, flags: frozenset[str]) -> None:
-        """Make the UID known with exactly these flags."""
+    def put(self, offset: int, flags: frozenset[str]) -> frozenset[str]:
+        """Make the UID known with these flags; returns those there was room for."""
         self.known.add(offset)
+        missing = len(flags)
         for name, bitmap in self.flags.items():
-            if name not in flags:
+            if name in flags:
+                bitmap.add(offset)
+                missing -= 1
+            else:
                 bitmap.discard(offset)
-        for name in sorted(flags):
-            having = self.flags.get(name)
-            if having is None:
-                label = name.startswith(LABEL)
-                count = sum(other.startswith(LABEL) is label for other in self.flags)
-                if count >= (LABELS_PER_SEGMENT if label else KEYWORDS_PER_SEGMENT):
-                    continue
-                having = self.flags[name] = BitMap()
-            having.add(offset)
+        if not missing:
+            return flags
+        for name in sorted(flags - self.flags.keys()):
+            label = name.startswith(LABEL)
+            count = sum(other.startswith(LABEL) is label for other in self.flags)
+            if count < (LABELS_PER_SEGMENT if label else KEYWORDS_PER_SEGMENT):
+                self.flags[name] = BitMap([offset])
+        return self.flags_of(offset)
 
     def drop(self, offset: int) -> None:
         """Forget the UID."""

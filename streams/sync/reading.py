@@ -361,8 +361,8 @@ class Reader:
         source = held.take(identity)
         if source is not None:
             from_box, epoch, from_uid = source
-            box.put(uid, flags, identity)
-            plain, labels = fetching.split_labels(box.flags(uid), labelled=message.gm_labels is not None)
+            flags = box.put(uid, flags, identity)
+            plain, labels = fetching.split_labels(flags, labelled=message.gm_labels is not None)
             state.emit(
                 events.MessageMoved,
                 message_id=message_id_of(identity),
@@ -382,8 +382,8 @@ class Reader:
             and message.internal_date.timestamp() < since
         ):
             return
-        box.put(uid, flags, identity)
-        fields = fetching.event_fields(message, headers.parsed, box.flags(uid), structure=structure)
+        flags = box.put(uid, flags, identity)
+        fields = fetching.event_fields(message, headers.parsed, flags, structure=structure)
         state.emit(
             events.MessageAdded,
             mailbox_id=record.mailbox_id,

@@ -92,28 +92,30 @@ class MailboxState:
             raise MirrorDamaged(f"mailbox {self.record.mailbox_id}: no identity of UID {uid}")
         return found
 
-    def put(self, uid: int, flags: frozenset[str], identity: bytes) -> None:
-        """Make a UID of the current epoch known."""
+    def put(self, uid: int, flags: frozenset[str], identity: bytes) -> frozenset[str]:
+        """Make a UID of the current epoch known; returns its flags as they are remembered (see `set_flags`)."""
+        epoch = self.epoch
         base = mirror.flag_base(uid)
-        segment = self._flag_segment(self.epoch, base)
-        known = self.known()
+        segment = self._flag_segment(epoch, base)
+        known = self.known(epoch)
         if uid not in known:
             known.add(uid)
             self.record.count += 1
-        segment.put(uid - base, flags)
-        self._dirty_flags.add((self.epoch, base))
+        kept = segment.put(uid - base, flags)
+        self._dirty_flags.add((epoch, base))
         base = mirror.ids_base(uid)
-        self._id_segment(self.epoch, base).put(uid - base, identity)
-        self._dirty_ids.add((self.epoch, base))
+        self._id_segment(epoch, base).put(uid - base, identity)
+        self._dirty_ids.add((epoch, base))
         self.dirty = True
+        return kept
 
     def set_flags(self, uid: int, flags: frozenset[str]) -> frozenset[str]:
         """Replace the flags of a known UID; returns them as they are remembered (a flood of keywords is cut)."""
         base = mirror.flag_base(uid)
         segment = self._flag_segment(self.epoch, base)
-        segment.put(uid - base, flags)
+        kept = segment.put(uid - base, flags)
         self._dirty_flags.add((self.epoch, base))
-        return segment.flags_of(uid - base)
+        return kept
 
     def drop(self, uid: int, uidvalidity: int | None = None) -> None:
         """Forget a UID of an epoch."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from imapclient import IMAPClient
 
-from tests.bench.stage import Bench, bench, report
+from tests.bench.stage import Bench, bench, report, run
 
 ROUNDS = 60
 
@@ -128,4 +128,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

@@ -15,7 +15,7 @@ import time
 
 import psutil
 
-from tests.bench.stage import Bench, bench, fill, imapflow, realistic, report
+from tests.bench.stage import Bench, bench, fill, imapflow, realistic, report, run
 
 FETCH_JS = """
 const { ImapFlow } = require('imapflow');
@@ -130,4 +130,4 @@ async def main(count: int, large: int) -> None:
 
 if __name__ == "__main__":
     sizes = [int(size) for size in sys.argv[1:]]
-    asyncio.run(main(*(sizes or [20_000, 100_000])))
+    run(main(*(sizes or [20_000, 100_000])))

@@ -24,7 +24,7 @@ from streams.runtime.garbage import settle_heap
 from streams.sync.connections import Connector, host_policy
 from streams.sync.runner import AccountRunner, RunnerServices
 from tests.bench.imap_host import PASSWORD, MailHost, mail_host, many_files
-from tests.bench.stage import report
+from tests.bench.stage import report, run
 from tests.fixtures.engine import engine_settings
 from tests.fixtures.memory_log import MemoryPartition
 from tests.fixtures.runner import MemoryShard
@@ -162,7 +162,7 @@ async def measure(host: MailHost, connector: Connector, runners: list[AccountRun
 
 
 if __name__ == "__main__":
-    asyncio.run(
+    run(
         main(
             int(sys.argv[1]) if len(sys.argv) > 1 else ACCOUNTS,
             float(sys.argv[2]) if len(sys.argv) > 2 else LOGINS_PER_S,

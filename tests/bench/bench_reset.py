@@ -23,7 +23,7 @@ from streams.imap.session import ImapSession
 from streams.imap.values import FetchChunk
 from streams.sync.log import Batch, ShardLog
 from tests.bench.bench_resync import ready, small, stage_partition
-from tests.bench.stage import Bench, bench, fill, report
+from tests.bench.stage import Bench, bench, fill, report, run
 
 SIZES = (20_000, 100_000)
 LIMIT_S = 800.0
@@ -134,4 +134,4 @@ async def main(sizes: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main([int(size) for size in sys.argv[1:]] or SIZES))
+    run(main([int(size) for size in sys.argv[1:]] or SIZES))

@@ -22,7 +22,7 @@ from streams.sync.log import Batch, ShardLog
 from streams.sync.passes import AccountPass
 from streams.sync.runner import AccountRunner
 from streams.sync.state import AccountState
-from tests.bench.stage import Bench, bench, fill, report
+from tests.bench.stage import Bench, bench, fill, report, run
 
 FOLDERS = 19
 
@@ -190,4 +190,4 @@ def stage_partition(stage: Bench, account: str) -> int:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))
+    run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.header import Header
@@ -35,6 +35,7 @@ from streams.local.kafka import Kafka
 from streams.local.postgres import Postgres
 from streams.observer import NoopObserver
 from streams.projection.migrations import migrate
+from streams.runtime.process import new_event_loop
 from streams.runtime.topics import TopicAdmin, wanted_topics
 from streams.settings import Settings, load_settings
 from streams.sync.connections import Connector
@@ -47,6 +48,12 @@ def report(name: str, **figures: Any) -> None:
     """One JSON line."""
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}
     print(json.dumps({"bench": name, **rounded}), flush=True)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """`asyncio.run` on the event loop that the worker uses."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(work)
 
 
 class AlwaysMember:
