@@ -65,16 +65,19 @@ class _Listing:
                 click.echo(",\n " if self._count else "\n ", nl=False)
                 click.echo(to_json(_described(account, status)), nl=False)
             else:
+                reason = account.state if not account.reason else f"{account.state}: {account.reason}"
+                error = f"{status.error_code}: {status.error_message}" if status and status.error_code else ""
                 self._table.add_row(
                     account.account_id,
-                    account.user_id,
-                    f"{account.username} at {account.host}:{account.port}",
-                    account.state if not account.reason else f"{account.state}: {account.reason}",
+                    # Names, and what a mail server says, are shown as they are: a `[/x]` in them is no markup.
+                    Text(account.user_id),
+                    Text(f"{account.username} at {account.host}:{account.port}"),
+                    Text(reason),
                     (status and status.phase) or "",
                     (status and status.tier) or "",
                     str(status.messages) if status and status.messages is not None else "",
                     _time(status.last_sync_at) if status else "",
-                    f"{status.error_code}: {status.error_message}" if status and status.error_code else "",
+                    Text(error),
                 )
             self._count += 1
 

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from streams.cli.fleet_view import FleetView, counts, observe, ranges, summarise
 from streams.cli.frame import Invocation, asynchronous
@@ -52,8 +53,8 @@ def _show(view: FleetView, console: Console) -> None:
         table.add_column(name, justify="right" if name in ("live", "served") else "left", overflow="fold")
     for worker in view.workers:
         table.add_row(
-            worker.worker,
-            worker.host,
+            Text(worker.worker),
+            Text(worker.host),
             f"{len(worker.partitions)}: {ranges(worker.partitions)}" if worker.partitions else "none",
             str(worker.live),
             str(worker.served),
@@ -79,8 +80,9 @@ def _errors(view: FleetView) -> Table:
         table.add_row(
             _time(error.at),
             error.account_id,
-            error.mailbox or "",
-            f"{error.code}: {error.message}",
+            # What a mail server says and names is shown as it is: a `[/x]` in it is no markup.
+            Text(error.mailbox or ""),
+            Text(f"{error.code}: {error.message}"),
             _time(error.retry_at) if error.retry_at else "",
         )
     return table

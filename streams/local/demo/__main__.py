@@ -27,7 +27,9 @@ async def _main(console: Console, seconds: float | None) -> int:
         console.print("interrupted; everything is stopped")
         return 130
     except LocalStackError as error:
-        console.print(f"[bold red]the demo could not go on[/]\n{error}", highlight=False, markup=True, soft_wrap=True)
+        console.print("the demo could not go on", style="bold red")
+        # With the last lines of a log, in which Kafka writes addresses as `[/127.0.0.1]`: no markup.
+        console.print(str(error), markup=False, emoji=False, soft_wrap=True)
         return 1
 
 

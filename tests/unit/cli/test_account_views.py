@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from streams.cli.account_views import _folder, _folders_table, account_facts
+from streams.cli.account_views import _folder, _folders_table, _Listing, account_facts
 from streams.projection.status import AccountStatus, MailboxStatus
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -82,3 +83,15 @@ def test_names_of_folders_are_never_markup() -> None:
     assert "[red]odd[/]" in shown
     assert "mailbox_unusable" in shown
     assert "not complete" in shown
+
+
+def test_what_users_and_mail_servers_write_is_never_markup_in_a_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    listing = _Listing(as_json=False)
+    account = SimpleNamespace(**{**vars(ACCOUNT), "user_id": "[/u]", "username": "[red]ada"})
+    refused = replace(STATUS, error_code="auth_failed", error_message="the server says [/x] :smile:")
+    listing.add([account], {"a1": refused})
+    listing.end()
+    shown = capsys.readouterr().out
+    assert "[/u]" in shown
+    assert "[red]ada" in shown
+    assert "[/x] :smile:" in " ".join(shown.split())

@@ -114,6 +114,17 @@ def test_s18_the_text_names_everything() -> None:
     assert [part for part in wanted if part not in text] == []
 
 
+def test_s18_what_a_mail_server_says_is_never_markup() -> None:
+    account = next(accounts_in(0))
+    seen = Observed("g", "Stable", [Member("[/w]", "[/h]", frozenset({0, 1, 2, 3}))], {account: Life("u", "live", 1)})
+    said = SyncError(code="auth_failed", message="NO [/x] [alert] :smile:", at=NOW, mailbox="[red]odd[/]")
+    seen.statuses[account] = status(account, "[/w]", error=said)
+    sink = io.StringIO()
+    _show(summarise(seen, partitions=PARTITIONS, now=NOW), Console(file=sink, width=200))
+    text = sink.getvalue()
+    assert [part for part in ("[/w]", "[/h]", "[red]odd[/]", "NO [/x] [alert] :smile:") if part not in text] == []
+
+
 def test_numbers_and_counts_for_people() -> None:
     assert ranges([7, 3, 2, 1, 9, 8]) == "1-3, 7-9"
     assert ranges([]) == ""

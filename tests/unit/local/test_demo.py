@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.local.demo.__main__ import main
+from streams.local.demo.__main__ import _main, main
 from streams.local.demo.deeds import Deeds, key_of
+from streams.local.demo.run import Demo
 from streams.local.demo.view import View, milliseconds, percentile
 from streams.local.demo.watch import Seen, Watch, describe
+from streams.local.errors import ServiceFailed
 
 ACCOUNT = "9a1964c6-1253-4edb-971d-e8bc62568270"
 
@@ -93,3 +95,13 @@ def test_wrong_demo_seconds_is_one_line_and_exit_2(
     monkeypatch.setenv("DEMO_SECONDS", text)
     assert main() == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+async def test_a_log_that_looks_like_markup_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_self: Demo) -> bool:
+        raise ServiceFailed("kafka", "ended with exit code 1", "[main] refused by [/127.0.0.1:9092]")
+
+    monkeypatch.setattr(Demo, "run", fails)
+    sink = io.StringIO()
+    assert await _main(Console(file=sink, width=200), None) == 1
+    assert "[main] refused by [/127.0.0.1:9092]" in sink.getvalue()
