@@ -6,6 +6,7 @@ The whole is validated before anything connects; every problem is listed at once
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from pathlib import Path
@@ -25,6 +26,9 @@ def _split(value: object) -> object:
 
 
 CommaList = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@,\[\]]+)(?::([0-9]{1,5}))?")
+"""A broker: a name, an IPv4 or a bracketed IPv6 address, with a port or without."""
+
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -39,6 +43,8 @@ class Settings(BaseSettings):
         # Compose files and charts write NAME= for what is not set.
         env_ignore_empty=True,
         hide_input_in_errors=True,
+        # No clock and no timer can be told to wait for `inf`.
+        allow_inf_nan=False,
         frozen=True,
     )
 
@@ -203,6 +209,18 @@ class Settings(BaseSettings):
     )
     LOG_LEVEL: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level written.")
     EXPORT_DIR: str | None = Field(None, description="Directory or fsspec URL below which exports may write.")
+
+    @field_validator("KAFKA_BOOTSTRAP_SERVERS")
+    @classmethod
+    def _brokers(cls, value: str) -> str:
+        addresses = [part.strip() for part in value.split(",") if part.strip()]
+        for number, address in enumerate(addresses, 1):
+            found = _ADDRESS.fullmatch(address)
+            if found is None or int(found[2] or 9092) not in range(1, 65536):
+                raise ValueError(f"broker {number} is no host:port")
+        if not addresses:
+            raise ValueError("no broker is named")
+        return ",".join(addresses)
 
     @field_validator("SYNC_SINCE")
     @classmethod

@@ -52,6 +52,25 @@ def test_w1_every_problem_is_named_at_once() -> None:
     assert all(name in message for name in ("PARTITIONS", "POLL_WARM", "LOG_FORMAT"))
 
 
+@pytest.mark.parametrize(
+    "address", ["a:b", "a:1,b:x", "a:0", "a:70000", "::1:9092", "[::1", "kafka://a:1", "a b:1", "u:p@a:1", " , "]
+)
+def test_w1_what_is_no_address_of_a_broker_is_a_wrong_setting(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"KAFKA_BOOTSTRAP_SERVERS: (broker [12] is no|no broker)"):
+        load_settings(KAFKA_BOOTSTRAP_SERVERS=address)
+
+
+def test_addresses_of_brokers_may_have_spaces_between_and_leave_the_port_out() -> None:
+    settings = load_settings(KAFKA_BOOTSTRAP_SERVERS="a:1, b_c.example ,[::1]:9092,127.0.0.1:2,")
+    assert settings.kafka_client()["bootstrap_servers"] == ["a:1", "b_c.example", "[::1]:9092", "127.0.0.1:2"]
+
+
+@pytest.mark.parametrize("text", ["inf", "-inf", "nan"])
+def test_w1_a_duration_without_an_end_is_a_wrong_setting(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="WORKER_SHUTDOWN_GRACE_S"):
+        load_settings(WORKER_SHUTDOWN_GRACE_S=text)
+
+
 def test_w1_rules_across_settings_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(POLL_WARM=100, POLL_COLD=50, BACKOFF_MIN_S=10, BACKOFF_MAX_S=5)
