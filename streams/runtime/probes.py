@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from streams.errors import ConfigurationError
 from streams.runtime.services import Health
@@ -42,11 +44,10 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         listener.listen(64)
         listener.setblocking(False)
-    except OSError as error:
+    except (OSError, TypeError) as error:  # the latter for a name that IDNA cannot encode
         listener.close()
-        raise ConfigurationError(
-            f"PROBE_HOST, PROBE_PORT: cannot listen on {host}:{port}: {error.strerror or error}"
-        ) from None
+        reason = error.strerror or error if isinstance(error, OSError) else "this is no host name"
+        raise ConfigurationError(f"PROBE_HOST, PROBE_PORT: cannot listen on {host}:{port}: {reason}") from None
     return listener
 
 
@@ -107,6 +108,7 @@ class ProbeServer:
             self._thread.join(STOP_LIMIT_S)
 
     def _serve(self, up: threading.Event) -> None:
+        logging.getLogger("aiohttp.server").addFilter(_ours)
         loop = self._loop = asyncio.new_event_loop()
         # Whoever keeps a connection open must not hold up the exit.
         runner = web.AppRunner(
@@ -184,6 +186,11 @@ class ProbeServer:
         if result is None or result is True:
             return None
         return result or "failed"
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """Whoever sends what is no HTTP is answered 400, and that is all: no error of ours, and no traceback per knock."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _judge(services: Mapping[str, Health], answer: dict[str, Any], *, liveness: bool) -> list[str]:

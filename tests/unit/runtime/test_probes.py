@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -154,6 +155,24 @@ def test_w1_a_port_in_use_is_a_configuration_error(server: ProbeServer) -> None:
 def test_an_address_that_is_not_ours_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="PROBE_HOST"):
         bind("192.0.2.1", 0)
+
+
+def test_w1_what_is_no_host_name_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match="PROBE_HOST"):
+        bind("ü..b", 0)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GARBAGE\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n"]
+)
+def test_what_is_no_http_is_no_error_of_ours(
+    server: ProbeServer, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 5) as client:
+        client.sendall(sent)
+        assert client.recv(100).startswith(b"HTTP/1.")
+    assert caplog.records == []
+    assert ask(server, "/health")[0] == 200
 
 
 def test_a_client_that_keeps_its_connection_does_not_hold_the_stop(state: State) -> None:
