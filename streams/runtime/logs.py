@@ -89,6 +89,8 @@ def configure_logs(
     )
     handler.addFilter(FloodFilter())
     handler.addFilter(_library_secrets)
+    if threshold >= logging.INFO:
+        handler.addFilter(_no_step_of_faust)
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -177,6 +179,13 @@ def _left_out(_logger: Any, _method: str, event: Event) -> Event:
     if count:
         event["left_out"] = count
     return event
+
+
+def _no_step_of_faust(record: logging.LogRecord) -> bool:
+    """Faust's services tell their steps by the logger of the module that their class is in, which may be one of ours:
+    its level does not hold them back. Their form does, which is of `mode.Service`: `[^-Name]: Starting...`.
+    """
+    return record.levelno >= logging.WARNING or not (isinstance(record.msg, str) and record.msg.startswith("[^"))
 
 
 def _library_secrets(record: logging.LogRecord) -> bool:

@@ -94,6 +94,21 @@ def test_one_json_object_per_line_of_ours_and_of_libraries(lines: Lines) -> None
     assert "ValueError: multi" in failure["exception"]
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_the_steps_of_faust_are_told_at_debug_only_whatever_module_its_class_is_in(
+    settings: Settings, level: str
+) -> None:
+    found, ours = Lines(), "streams.agents.plane"
+    with logging_put_back():
+        configure_logs(settings, stream=found.stream, level=level)
+        logging.getLogger(ours).info("[^-ControlPlane]: Starting...")
+        logging.getLogger(ours).warning("[^-ControlPlane]: a step takes long")
+        structlog.get_logger(ours).info("[^ is how a line of ours may begin")
+    told = [line["event"] for line in found.all()]
+    steps = ["[^-ControlPlane]: Starting..."] if level == "debug" else []
+    assert told == [*steps, "[^-ControlPlane]: a step takes long", "[^ is how a line of ours may begin"]
+
+
 async def test_w16_context_reaches_libraries_through_awaits_and_into_threads(lines: Lines) -> None:
     pool = ContextThreadPool(2)
     loop = asyncio.get_running_loop()
