@@ -51,7 +51,12 @@ def _login_options(command: Any) -> Any:
 
 
 def _credential(
-    *, password_stdin: bool, password_file: Path | None, secret_ref: str | None, oauth_provider: str | None
+    whose: str,
+    *,
+    password_stdin: bool,
+    password_file: Path | None,
+    secret_ref: str | None,
+    oauth_provider: str | None,
 ) -> StoredCredential | None:
     if secret_ref is not None:
         if password_stdin or password_file or oauth_provider:
@@ -59,7 +64,7 @@ def _credential(
         return None
     if password_stdin and password_file:
         raise click.UsageError("--password-stdin and --password-file exclude each other")
-    prompt = "Refresh token: " if oauth_provider else "Password: "
+    prompt = f"{'Refresh token' if oauth_provider else 'Password'} for {whose}: "
     secret = ask_secret(from_stdin=password_stdin, file=password_file, prompt=prompt)
     return StoredOAuth2(oauth_provider, secret) if oauth_provider else StoredPassword(secret)
 
@@ -98,6 +103,7 @@ async def add(
     box = CredentialBox.from_settings(settings)
     trial = LoginTrial(settings, box, load_providers(settings.OAUTH_PROVIDERS_FILE))
     credential = _credential(
+        f"{username} at {host}",
         password_stdin=password_stdin,
         password_file=password_file,
         secret_ref=secret_ref,
@@ -161,6 +167,7 @@ async def credentials(
         if account.state == "deleted":
             fail(f"account {account_id} was removed; add it anew")
         credential = _credential(
+            f"{account.username} at {account.host}",
             password_stdin=password_stdin,
             password_file=password_file,
             secret_ref=secret_ref,
