@@ -7,7 +7,8 @@ Faust also writes the changelog's offset into the database with each record; her
 a database closes. After a crash a few records more are read again.
 
 Invariants: a database is open before its partition's recovery begins, and closed before `on_rebalance` returns, so that
-nobody who opens it next finds it locked by us. The offset in a database is never ahead of its records.
+nobody who opens it next finds it locked by us. After `stop()` none is opened any more, by a rebalance that still runs
+neither. The offset in a database is never ahead of its records.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def store_url(table: str) -> str:
 class Store(RocksStore):
     """RocksDB, one database per partition."""
 
+    _ended = False
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._offsets: dict[int, int] = {}
@@ -52,6 +55,10 @@ class Store(RocksStore):
 
     def persisted_offset(self, tp: Any) -> int | None:
         """The changelog's offset up to which the partition's database has its records."""
+        if self._ended and tp.partition not in self._dbs:
+            # Asked by a rebalance that a stop came into: Faust would open each again on the loop, or find it locked by
+            # its closing, and call that a crash.
+            return None
         remembered = self._offsets.get(tp.partition)
         written: int | None = super().persisted_offset(tp) if remembered is None else remembered
         return written
@@ -102,13 +109,14 @@ class Store(RocksStore):
             )
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close everything, for good."""
+        self._ended = True
         closed = [self._let_go(partition) for partition in list(self._dbs)]
         await _in_threads(_close, [each for each in closed if each is not None])
 
     def _open(self, partition: int) -> None:
         deadline = time.monotonic() + LOCKED_FOR_S
-        while True:
+        while not self._ended:
             try:
                 self._dbs[partition] = self._open_for_partition(partition)
                 return

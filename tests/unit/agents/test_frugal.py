@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiokafka.structs import TopicPartition
 from faust.types import TP
 
@@ -123,3 +124,21 @@ async def test_an_offset_is_written_now_and_then_and_always_before_the_database_
     await store.stop()
     assert database.written == {store.offset_key: b"11"}
     assert database.closed
+
+
+async def test_w4_a_rebalance_that_a_stop_comes_into_opens_no_database_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    store = Store.__new__(Store)
+    store._dbs, store._offsets, store._offset_written_at = {3: _Database()}, {}, {}  # type: ignore[dict-item]
+    store.table_name, store.db_lock = "t", asyncio.Lock()
+    store.table = SimpleNamespace(changelog_topic=SimpleNamespace(topics=["changelog"]))  # type: ignore[assignment]
+
+    def open_one(partition: int) -> _Database:
+        opened.append(partition)
+        return _Database()
+
+    monkeypatch.setattr(store, "_open_for_partition", open_one)
+    await store.stop()
+    assert store.persisted_offset(TP("changelog", 3)) is None
+    await store.on_rebalance({TP("changelog", 3), TP("changelog", 4)}, set(), set())
+    assert (opened, store._dbs) == ([], {})
