@@ -163,7 +163,12 @@ class Settings(BaseSettings):
 
     # --- Process ---------------------------------------------------------------------------------------------------
     WORKER_MODE: Literal["worker", "job"] = Field("worker", description="`job` is the one-shot mode for jobs.")
-    WORKER_NAME: str = Field(default_factory=socket.gethostname, description="Name in logs, status and headers.")
+    WORKER_NAME: str = Field(
+        default_factory=socket.gethostname,
+        max_length=255,
+        pattern=r"^[^\x00-\x1f\x7f]+$",  # it is part of Kafka's client ids, too
+        description="Name in logs, status and headers.",
+    )
     DATA_DIR: Path = Field(Path(".mailstreams"), description="Local state; each worker on a machine needs its own.")
     WORKER_CONCURRENCY: Count = Field(16, description="Commands executed at once.")
     COMMANDS_AHEAD: Count = Field(1024, description="Commands taken beyond the lowest unfinished one.")
@@ -306,6 +311,9 @@ def load_settings(**overrides: Any) -> Settings:
     env_file = os.environ.get("MAILSTREAMS_ENV_FILE", ".env")
     try:
         return Settings(_env_file=env_file, **overrides)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"the settings in {env_file} cannot be read: {reason}") from None
     except ValidationError as error:
         problems = [
             ": ".join(part for part in (".".join(str(x) for x in item["loc"]), _plain(item["msg"])) if part)

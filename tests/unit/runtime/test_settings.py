@@ -71,6 +71,23 @@ def test_w1_a_duration_without_an_end_is_a_wrong_setting(text: str) -> None:
         load_settings(WORKER_SHUTDOWN_GRACE_S=text)
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "\udcff", "x" * 256])
+def test_w1_a_name_that_no_client_can_have_is_a_wrong_setting(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="WORKER_NAME"):
+        load_settings(WORKER_NAME=name)
+
+
+def test_w1_an_env_file_that_cannot_be_read_is_a_configuration_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings"
+    file.write_bytes(b"POSTGRES_DSN=secret-\xff\n")
+    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", str(file))
+    with pytest.raises(ConfigurationError, match="settings cannot be read: it is not UTF-8") as caught:
+        load_settings()
+    assert "secret-" not in str(caught.value)
+
+
 def test_w1_rules_across_settings_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(POLL_WARM=100, POLL_COLD=50, BACKOFF_MIN_S=10, BACKOFF_MAX_S=5)
