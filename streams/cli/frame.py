@@ -8,9 +8,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. An error is one li
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -128,6 +130,10 @@ class _errors_to_exit_codes:  # noqa: N801 - reads as the statement it is used i
             fail(f"configuration error: {error}", EXIT_CONFIGURATION)
         if isinstance(error, MailstreamsError):
             fail(str(error), EXIT_FAILURE)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            # What stdout still holds is tried again at the interpreter's end, which would complain and exit with 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            fail(f"the output cannot be written: {error.strerror}", EXIT_FAILURE)
         if isinstance(error, Exception) and not isinstance(error, BrokenPipeError):
             fail(f"unexpected {type(error).__name__} (`faust --debug -A streams ...` shows where)", EXIT_FAILURE)
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -101,3 +103,11 @@ def test_a_defect_is_one_line_without_its_text(root: click.Group) -> None:
 def test_wrong_usage_is_2(root: click.Group) -> None:
     assert run(root, "things", "fails", "usage")[0] == 2
     assert run(root, "things", "nothing")[0] == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_1() -> None:
+    command = [sys.executable, "-m", "faust", "-A", "streams", "keys", "generate"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stderr) == (1, "the output cannot be written: No space left on device\n")
