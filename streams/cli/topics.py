@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import click
@@ -33,6 +34,9 @@ async def command(cli: Invocation, *, dry_run: bool, alter: bool) -> int:
         after = before
         notes: list[str] = []
         if not dry_run:
+            if before.missing and not cli.json and sys.stderr.isatty():
+                # A single broker may need half a minute for them all.
+                click.echo(f"creating {len(before.missing)} topics of {settings.PARTITIONS} partitions", err=True)
             await admin.create(before.missing)
             if alter:
                 await admin.alter(before.config)
