@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import faust
 
@@ -35,7 +35,7 @@ from streams.observer import RuntimeObserver
 from streams.projection.migrations import migrate
 from streams.projection.projector import Projector
 from streams.projection.truths import ProjectedTruths
-from streams.runtime.checks import check_data_directory, kafka_check
+from streams.runtime.checks import kafka_check, take_data_directory
 from streams.runtime.extensions import Extension, extend
 from streams.runtime.faust_service import FaustService
 from streams.runtime.hooks import Hooks
@@ -75,6 +75,9 @@ class Parts:
     """Called before anything listens or connects; raise `ConfigurationError` for what can be seen without
     connecting.
     """
+
+    held: list[IO[str]] = field(default_factory=list)
+    """Files that stay open, and locked, until the process ends."""
 
     probes: dict[str, tuple[Probe, bool]] = field(default_factory=dict)
     """Custom probes by name; True where one counts for liveness instead of readiness."""
@@ -183,7 +186,7 @@ def create_app(
 
     directory = Directory(settings)
     parts.first.append(directory)
-    parts.before += [lambda: check_data_directory(settings), directory.check]
+    parts.before += [lambda: parts.held.append(take_data_directory(settings)), directory.check]
     parts.checks.append(Check("PostgreSQL", lambda: _migrated(settings)))
 
     connector = _connector(settings, directory, parts.observer)

@@ -308,7 +308,10 @@ def load_settings(**overrides: Any) -> Settings:
 
     Raises `ConfigurationError` naming all problems.
     """
-    env_file = os.environ.get("MAILSTREAMS_ENV_FILE", ".env")
+    named = os.environ.get("MAILSTREAMS_ENV_FILE")
+    env_file = named or ".env"
+    if named and not Path(named).exists():
+        raise ConfigurationError(f"MAILSTREAMS_ENV_FILE: there is no {named}")
     try:
         return Settings(_env_file=env_file, **overrides)
     except (OSError, UnicodeDecodeError) as error:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import tempfile
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TextIO
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
@@ -20,14 +21,30 @@ ATTEMPT_S: Final = 10.0
 """Time limit of one attempt to reach a service."""
 
 
-def check_data_directory(settings: Settings) -> None:
-    """Make the data directory and write a file in it. Raises `ConfigurationError`."""
+LOCK_FILE: Final = "worker.lock"
+
+
+def take_data_directory(settings: Settings) -> TextIO:
+    """Make the data directory, write a file in it, and take it for this process for as long as what is returned is
+    open. Raises `ConfigurationError`, also when another worker has it: two would fight for their databases, each time
+    after they had joined the group.
+    """
+    path = settings.DATA_DIR
     try:
-        settings.DATA_DIR.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=settings.DATA_DIR) as file:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as file:
             file.write(b"x")
+        lock = (path / LOCK_FILE).open("a")
     except OSError as error:
-        raise ConfigurationError(f"DATA_DIR: cannot write in {settings.DATA_DIR}: {error.strerror or error}") from None
+        raise ConfigurationError(f"DATA_DIR: cannot write in {path}: {error.strerror or error}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigurationError(f"DATA_DIR: another worker runs in {path}; each needs its own") from None
+    except OSError:
+        pass  # a file system without locks: as it was before there was this check
+    return lock
 
 
 def kafka_check(settings: Settings) -> Check:

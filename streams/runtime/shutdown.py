@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 ECHO_S: Final = 0.2
 """Signals this close together are one: a terminal signals the whole process group, and a parent often passes its own
@@ -93,8 +93,10 @@ class Shutdown:
         await self._hurried_event.wait()
 
     def catch_signals(self) -> None:
-        """Take SIGTERM and SIGINT over (main thread only)."""
+        """Take SIGTERM, SIGINT and SIGHUP over (main thread only); not a SIGHUP that is ignored, as under nohup."""
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self._kept[number] = signal.signal(number, self._on_signal)
 
     def release_signals(self) -> None:

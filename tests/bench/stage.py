@@ -136,7 +136,7 @@ async def bench(
         connection = await asyncpg.connect(postgres.dsn())
         await connection.execute("CREATE DATABASE bench")
         await connection.close()
-        os.environ["MAILSTREAMS_ENV_FILE"] = "/nonexistent"
+        os.environ["MAILSTREAMS_ENV_FILE"] = "/dev/null"
         settings = load_settings(
             KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap,
             PARTITIONS=partitions,

@@ -54,7 +54,7 @@ def environment(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings as the command line reads them."""
     for name, value in jobs.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/nonexistent")
+    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/dev/null")
 
 
 async def run(command: Any, *arguments: str) -> Result:

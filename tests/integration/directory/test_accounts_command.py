@@ -45,7 +45,7 @@ async def environment(
         "CREDENTIALS_DIR": str(tmp_path),
         "IMAP_ALLOW_PRIVATE": "true",
         "IMAP_CA_FILE": str(mail_user.server.ca_file),
-        "MAILSTREAMS_ENV_FILE": str(tmp_path / "none"),
+        "MAILSTREAMS_ENV_FILE": "/dev/null",
     }
 
 

@@ -22,7 +22,7 @@ def environment(settings: Settings, directory: Path) -> dict[str, str]:
         "PARTITIONS": str(settings.PARTITIONS),
         "PROBE_PORT": "0",
         "DATA_DIR": str(directory),
-        "MAILSTREAMS_ENV_FILE": str(directory / "none"),
+        "MAILSTREAMS_ENV_FILE": "/dev/null",
     }
 
 

@@ -119,7 +119,7 @@ async def running(
             "PROBE_PORT": str(port),
             "LOG_FORMAT": "json",
             "WORKER_NAME": "w1",
-            "MAILSTREAMS_ENV_FILE": str(data / "none"),
+            "MAILSTREAMS_ENV_FILE": "/dev/null",
             **environment,
         },
         stdin=asyncio.subprocess.DEVNULL,

@@ -113,7 +113,7 @@ async def eventually(check: Callable[[], Any], *, seconds: float = 30.0, what: s
 async def plane(
     kafka: Any, database: str, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Plane]:
-    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/nonexistent")
+    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/dev/null")
     settings = load_settings(
         KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap,
         KAFKA_TOPIC_PREFIX=topic_prefix,

@@ -86,7 +86,7 @@ def test_w1_missing_or_bad_keys_are_configuration_errors_that_show_no_key(
 ) -> None:
     for name in ("ENCRYPTION_KEYS", "ENCRYPTION_KEYS_FILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/nonexistent")
+    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/dev/null")
     with pytest.raises(ConfigurationError, match="ENCRYPTION_KEYS") as caught:
         CredentialBox.from_settings(load_settings(**settings))
     assert CANARY not in str(caught.value)

@@ -88,6 +88,12 @@ def test_w1_an_env_file_that_cannot_be_read_is_a_configuration_error(
     assert "secret-" not in str(caught.value)
 
 
+def test_w1_an_env_file_that_is_named_and_not_there_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/nonexistent")
+    with pytest.raises(ConfigurationError, match="there is no /nonexistent"):
+        load_settings()
+
+
 def test_w1_rules_across_settings_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(POLL_WARM=100, POLL_COLD=50, BACKOFF_MIN_S=10, BACKOFF_MAX_S=5)
@@ -122,7 +128,7 @@ def test_no_secret_in_repr_or_error() -> None:
 
 def test_an_empty_variable_is_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compose files and charts write `NAME=` for what has no value: the default counts, whatever its type."""
-    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/nonexistent")
+    monkeypatch.setenv("MAILSTREAMS_ENV_FILE", "/dev/null")
     for name in ("PARTITIONS", "POLL_WARM", "KAFKA_SASL_USERNAME", "IMAP_CA_FILE", "WORKER_MODE", "ENCRYPTION_KEYS"):
         monkeypatch.setenv(name, "")
     settings = load_settings()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import pytest
+
 from streams.runtime.shutdown import ECHO_S, Shutdown
 
 
@@ -72,16 +74,33 @@ async def test_requests_before_the_loop_are_not_lost() -> None:
         await shutdown.wait_hurried()
 
 
-async def test_a_real_signal_wakes_the_loop() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_real_signal_wakes_the_loop(number: signal.Signals) -> None:
     shutdown = Shutdown(20.0)
     shutdown.bind(asyncio.get_running_loop())
-    before = signal.getsignal(signal.SIGTERM)
-    shutdown.catch_signals()
+    before = signal.signal(number, signal.SIG_DFL)
     try:
-        signal.raise_signal(signal.SIGTERM)
-        async with asyncio.timeout(5):
-            await shutdown.wait_requested()
+        shutdown.catch_signals()
+        try:
+            signal.raise_signal(number)
+            async with asyncio.timeout(5):
+                await shutdown.wait_requested()
+        finally:
+            shutdown.release_signals()
+        assert shutdown.reason == number.name
+        assert signal.getsignal(number) == signal.SIG_DFL
     finally:
+        signal.signal(number, before)
+
+
+def test_under_nohup_a_terminal_that_closes_says_nothing() -> None:
+    shutdown = Shutdown(20.0)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        shutdown.catch_signals()
+        signal.raise_signal(signal.SIGHUP)
+        assert not shutdown.requested
         shutdown.release_signals()
-    assert shutdown.reason == "SIGTERM"
-    assert signal.getsignal(signal.SIGTERM) == before
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
