@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final
 
 from streams.imap.protocol.framing import Raw
@@ -95,7 +95,10 @@ def internal_date(raw: bytes) -> datetime | None:
             zone = timezone(-offset if sign == b"-" else offset)
             if len(_zones) < 1000:
                 _zones[key] = zone
-        return datetime(int(year), _MONTHS[month.lower()], int(day), int(hour), int(minute), int(second), tzinfo=zone)
+        found = datetime(int(year), _MONTHS[month.lower()], int(day), int(hour), int(minute), int(second), tzinfo=zone)
+        if year in (b"0001", b"9999"):
+            found.astimezone(UTC)  # a moment outside of all years that have one: nobody could compare or store it
+        return found
     except (ValueError, KeyError, OverflowError):
         return None
 

@@ -64,6 +64,7 @@ _CONDITIONS: Final[dict[bytes, Condition]] = {
     b"PREAUTH": "PREAUTH",
 }
 _MAX_NUMBER: Final = 0xFFFFFFFF
+_MAX_MODSEQ: Final = 10**19 - 1  # as many digits as are read elsewhere
 _MAX_NAME_BYTES: Final = 4096  # of a mailbox; the longest that servers make are a few hundred
 _MAX_NAMED_BYTES: Final = 64 << 10  # of a whole LIST or STATUS line
 _MAX_CAPABILITY_BYTES: Final = 64 << 10
@@ -220,7 +221,9 @@ def _esearch(raw: Raw, at: int) -> Response:
         at = item.end()
     if data[at:].strip():
         raise TokenError("an extended search result that does not parse")
-    numbers = {name: int(value) for name, value in told.items() if name != b"ALL"}
+    numbers = {name: int(value[:20]) for name, value in told.items() if name != b"ALL"}
+    if any(number > (_MAX_MODSEQ if name == b"MODSEQ" else _MAX_NUMBER) for name, number in numbers.items()):
+        raise TokenError("a number is out of bounds")
     return FoundExtended(
         tag=tag,
         uid=by_uid,

@@ -442,3 +442,35 @@ async def test_previews_of_plain_and_html(account: Account, start: Start) -> Non
     assert previews == {1: "hello there", 2: "shown text"}
     assert any("BODY.PEEK[1]<0.16384>" in c for c in engine.server.commands)
     assert all("\\Seen" not in m.flags for m in inbox.messages)
+
+
+@pytest.mark.parametrize("date", [b"01-Jan-0001 00:00:00 +0100", b"31-Dec-9999 23:59:59 -0100"])
+@pytest.mark.parametrize("live", [True, False], ids=["live", "history"])
+async def test_case_89_a_date_before_the_first_year_or_after_the_last(
+    date: bytes, live: bool, account: Account, start: Start
+) -> None:
+    """It is a date, and names no moment that anybody could write down: the message comes without one."""
+    engine = await start(CONDSTORE)
+    if live:
+        await engine.catch_up()
+    fill(account, 3)
+    engine.server.bend(
+        "UID FETCH", lambda lines: [re.sub(rb'(UID 2 .*INTERNALDATE )"[^"]*"', rb'\1"%b"' % date, it) for it in lines]
+    )
+    await engine.catch_up()
+    engine.agrees(account)
+    dates = {event["uid"]: event.get("internal_date") for event in engine.of("message.added")}
+    assert dates[2] is None
+    assert None not in (dates[1], dates[3])
+
+
+@pytest.mark.parametrize("number", [b"4294967296", b"99999999999999999999999"])
+async def test_case_20_a_highest_uid_that_can_be_none(number: bytes, account: Account, start: Start) -> None:
+    """UIDNEXT is not told, and the search that stands in for it answers out of bounds: nothing is concluded of it."""
+    fill(account, 3)
+    engine = await start(Profile(CONDSTORE, tell_uidnext=False))
+    engine.server.bend("UID SEARCH", lambda lines: [re.sub(rb"MAX \d+", b"MAX " + number, it) for it in lines], times=1)
+    await engine.look()
+    engine.now += 7200
+    await engine.catch_up()
+    engine.agrees(account)
