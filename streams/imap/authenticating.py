@@ -7,6 +7,7 @@ more (case 61); a server that repeats the secret in its refusal does not get it 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -172,5 +173,15 @@ def scrubbed(credential: Credential, text: bytes) -> bytes:
     secret = (credential.password if isinstance(credential, Password) else credential.token).reveal().encode()
     for form in (secret, secret.replace(b"\\", b"\\\\").replace(b'"', b'\\"')):
         if len(form) > 2:
-            text = text.replace(form, b"***").replace(encoded(form).rstrip(b"="), b"***")
+            text = text.replace(form, b"***")
+            for inside in _in_base64(form):
+                text = re.sub(rb"[A-Za-z0-9+/]?" + re.escape(inside) + rb"[A-Za-z0-9+/]?=*", b"***", text)
     return text
+
+
+def _in_base64(secret: bytes) -> Iterator[bytes]:
+    """What base64 makes of a secret within a longer message, such as PLAIN's: it may begin at three places of a group,
+    and shares its first and last character with what stands beside it.
+    """
+    for before, shared in ((0, 0), (1, 2), (2, 3)):
+        yield encoded(bytes(before) + secret)[shared : (before + len(secret)) * 8 // 6]

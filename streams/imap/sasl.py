@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from scramp import ScramClient, ScramException  # type: ignore[import-untyped]
 
-from streams.errors import AccessDenied, InsecureConnection, MailstreamsError
+from streams.errors import AccessDenied, CredentialsRefused, InsecureConnection, MailstreamsError
 from streams.imap.credentials import Credential, OAuthToken, Password
 from streams.imap.protocol.codes import clean_text
 
@@ -89,7 +89,13 @@ class ScramSha256:
 
     def __init__(self, credential: Password) -> None:
         self.satisfied = False
-        self._client: Any = ScramClient([self.name], credential.username, credential.password.reveal())
+        try:
+            self._client: Any = ScramClient([self.name], credential.username, credential.password.reveal())
+        except ScramException:
+            # SASLprep (RFC 4013) knows characters that no name and no password may hold
+            raise CredentialsRefused(
+                "a user name or password with characters that are not allowed", code="credentials_malformed"
+            ) from None
         self._stage = 0
 
     def initial(self) -> bytes:
@@ -140,7 +146,7 @@ class Bearer:
         try:
             told = json.loads(challenge)
             self.refusal = clean_text(str(told.get("status", "")), limit=40) if isinstance(told, dict) else ""
-        except ValueError:
+        except (ValueError, RecursionError):
             self.refusal = ""
         return b"" if self.name == "XOAUTH2" else b"\x01"  # RFC 7628 section 3.2.3
 

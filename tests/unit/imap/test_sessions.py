@@ -450,6 +450,57 @@ async def test_cases_103_104_no_secret_in_logs_or_errors(
     assert not logging.getLogger("aioimaplib.aioimaplib").isEnabledFor(logging.CRITICAL)
 
 
+@pytest.mark.parametrize("user", ["user", "user1", "user12"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "XOAUTH2"])
+async def test_case_104_a_server_that_repeats_what_was_sent_to_it(user: str, mechanism: str) -> None:
+    """The secret stands in the middle of a message in base64, wherever in a group of three bytes it begins."""
+    secret = "a long secret that nobody may read"
+    credential = OAuthToken(user, Secret(secret)) if mechanism == "XOAUTH2" else Password(user, Secret(secret))
+    async with ImapServer([Account("other", "x")], BARE | {f"AUTH={mechanism}", "SASL-IR"}) as server:
+
+        def repeat(answer: list[bytes]) -> list[Any]:
+            return [answer[-1].split(b" ")[0] + b" NO what is " + server.commands[-1].encode() + b"\r\n"]
+
+        server.bend("AUTHENTICATE", repeat)
+        session = await dial(server, QUICK)
+        with pytest.raises(MailstreamsError) as caught:
+            await session.login(credential)
+        session.abort()
+        sent = server.commands[-1].split()[-1]
+    begins = base64.b64decode(sent).index(secret.encode())
+    told = str(caught.value)
+    assert "what is AUTHENTICATE" in told
+    for at in range(begins * 8 // 6, (begins + len(secret)) * 8 // 6 - 4):
+        assert sent[at : at + 4] not in told
+
+
+@pytest.mark.parametrize("password", ["tab\there", "nul\x00here", "\u0627a"])
+async def test_a_password_that_scram_forbids_is_refused_and_nothing_else_fails(password: str) -> None:
+    async with ImapServer([account()], BARE | {"AUTH=SCRAM-SHA-256"}) as server:
+        session = await dial(server, QUICK)
+        with pytest.raises(CredentialsRefused) as caught:
+            await session.login(Password("user", Secret(password)))
+        assert caught.value.code == "credentials_malformed"
+        assert password not in str(caught.value)
+        session.abort()
+
+
+async def test_a_refused_token_whose_challenge_is_nested_too_deeply() -> None:
+    challenge = base64.b64encode(b"[" * 12_000)
+    script = (
+        b"* OK [CAPABILITY IMAP4rev1 AUTH=XOAUTH2 SASL-IR] hi\r\n",
+        "AUTHENTICATE",
+        b"+ " + challenge + b"\r\n",
+        "",
+        b"%T% NO [AUTHENTICATIONFAILED] no\r\n",
+    )
+    async with ScriptedServer(script) as server:
+        session = await dial(server)
+        with pytest.raises(CredentialsRefused):
+            await session.login(OAuthToken("user", Secret("token")))
+        session.abort()
+
+
 # --- deadlines and ends --------------------------------------------------------------------------------------------
 
 
