@@ -152,7 +152,7 @@ class TokenSource:
         life = answer.get("expires_in")
         try:
             life_s = float(life) if isinstance(life, int | float | str) else _DEFAULT_LIFE_S
-        except ValueError:
+        except (ValueError, OverflowError):
             life_s = _DEFAULT_LIFE_S
         rotated = answer.get("refresh_token")
         if isinstance(rotated, str) and rotated and self._refresh is not None and rotated != self._refresh.reveal():
@@ -241,7 +241,7 @@ def _refusal(
             return CredentialsRefused(f"the consent is gone: {error}; it has to be given anew", code="oauth_revoked")
         if error in _CLIENT_REFUSED:
             return AccessDenied(f"the token endpoint refuses our registration: {error}", code="oauth_client_refused")
-    wait = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    wait = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     return ServiceUnavailable(
         f"the token endpoint failed with status {status}" + (f" ({error})" if error else ""),
         code="oauth_endpoint",

@@ -126,6 +126,21 @@ async def test_many_at_once_cause_one_refresh(endpoint: Endpoint, client: httpx.
     assert len(endpoint.forms) == 2
 
 
+@pytest.mark.parametrize("life", ["9" * 400, 10**400, "soon", None, [], -1, "nan"])
+async def test_an_odd_life_costs_a_refresh_at_most(life: Any, endpoint: Endpoint, client: httpx.AsyncClient) -> None:
+    endpoint.answer = lambda n: (200, {"access_token": f"access-{n}", "expires_in": life}, {})
+    assert (await source(endpoint, client, Store()).current()).token.reveal() == "access-1"
+
+
+@pytest.mark.parametrize("wait", ["\u00b2", "-1", "soon", "9" * 400])
+async def test_an_odd_retry_after_is_no_failure_of_ours(
+    wait: str, endpoint: Endpoint, client: httpx.AsyncClient
+) -> None:
+    endpoint.answer = lambda _: (503, b"", {"Retry-After": wait})
+    with pytest.raises(ServiceUnavailable):
+        await source(endpoint, client, Store()).current()
+
+
 async def test_a_rotated_refresh_token_is_stored_before_use(endpoint: Endpoint, client: httpx.AsyncClient) -> None:
     endpoint.answer = lambda n: (200, {"access_token": f"access-{n}", "refresh_token": f"refresh-{n}"}, {})
     store = Store()
