@@ -42,6 +42,7 @@ class Channel:
         self.changes = ChangeCollector(protocol.limits.max_unasked_fetches)
         self.turn = asyncio.Lock()
         self.selected: bytes | None = None  # wire name of the mailbox that is open
+        self.opened_as: tuple[int | None, str | None] = (None, None)  # its UIDVALIDITY and MAILBOXID, as told then
         self.enabled: frozenset[str] = frozenset()
         self.authenticated = authenticated
         self.status_ids = True  # MAILBOXID in STATUS can be believed

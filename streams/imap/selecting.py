@@ -190,6 +190,7 @@ async def _examine(channel: Channel, wire_name: bytes, parts: tuple[Part, ...], 
         answer = collector.answer(tagged, modseqs=channel.has("CONDSTORE") or channel.has("QRESYNC"))
         channel.changes.select(answer.exists)
         channel.selected = wire_name
+        channel.opened_as = (answer.uidvalidity, answer.mailbox_id)
         return answer
     finally:
         channel.protocol.unhalt()

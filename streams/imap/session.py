@@ -96,6 +96,11 @@ class ImapSession:
         return self._channel.selected
 
     @property
+    def opened_as(self) -> tuple[int | None, str | None]:
+        """UIDVALIDITY and MAILBOXID of the mailbox that is open, as they were told when it was opened."""
+        return self._channel.opened_as
+
+    @property
     def exists(self) -> int | None:
         """Messages in the open mailbox, as last told."""
         return self._channel.changes.exists

@@ -17,7 +17,7 @@ from streams.errors import HostBusy, MailboxError, RetryLater
 from streams.imap.session import ImapSession
 from streams.settings import Settings
 from streams.sync.comparing import SEARCH_WINDOW, since_criterion
-from streams.sync.context import Memory
+from streams.sync.context import Memory, has_open
 from streams.sync.epochs import utc
 from streams.sync.moves import HeldRemovals
 from streams.sync.passes import AccountPass
@@ -83,7 +83,7 @@ class Backfill:
     async def _step(self, session: ImapSession, box: MailboxState) -> None:
         record = box.record
         reader = self._pass.reader
-        if session.selected != record.wire_name:
+        if not has_open(session, box):
             selected = await session.examine(record.wire_name)
             if (selected.uidvalidity or 0) != box.epoch:
                 self._forget(box)

@@ -84,6 +84,19 @@ class PassContext:
         return (session.has("CONDSTORE") or session.has("QRESYNC")) and "CONDSTORE" not in self.memory.refused
 
 
+def has_open(session: ImapSession, box: MailboxState) -> bool:
+    """Whether the session has this very mailbox open. A server may go on to serve one that was deleted, while a look
+    over another connection has learnt that its name leads to a new one by now.
+    """
+    record = box.record
+    uidvalidity, object_id = session.opened_as
+    return (
+        session.selected == record.wire_name
+        and (uidvalidity or 0) == box.epoch
+        and (object_id is None or record.object_id is None or object_id == record.object_id)
+    )
+
+
 def set_aside(ctx: PassContext, box: MailboxState, error: MailstreamsError) -> None:
     """Leave the mailbox alone for some time: for as long as the server asks, or longer with each failure in a row."""
     record = box.record

@@ -51,7 +51,7 @@ from streams.observer import RuntimeObserver
 from streams.settings import Settings
 from streams.sync.backfill import Backfill
 from streams.sync.connections import AccountLink, Connector, NotLive
-from streams.sync.context import Memory
+from streams.sync.context import Memory, has_open
 from streams.sync.hints import Hints
 from streams.sync.log import ShardLog
 from streams.sync.passes import AccountPass
@@ -633,7 +633,7 @@ class AccountRunner:
                         await self._passed(state, account_pass, started)
                         if session.selected != inbox:
                             continue
-                    if session.selected != inbox:
+                    if not has_open(session, box):
                         await account_pass.visit(session, box)
                     first = hints.due and self._settings.IMAP_NOTIFY and session.has("NOTIFY")
                     if first:

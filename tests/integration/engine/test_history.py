@@ -14,7 +14,7 @@ import pytest
 from tests.fixtures.engine import BEGINNING, Engine, letter
 from tests.integration.engine.conftest import Start
 from tests.scripted_imap.model import Account
-from tests.scripted_imap.server import BARE, CONDSTORE, QRESYNC
+from tests.scripted_imap.server import BARE, CONDSTORE, FULL, QRESYNC
 
 NOW = datetime.fromtimestamp(BEGINNING, UTC)
 KINDS = pytest.mark.parametrize("kind", [QRESYNC, CONDSTORE, BARE], ids=["qresync", "condstore", "bare"])
@@ -187,3 +187,42 @@ async def test_case_18_a_reset_of_a_large_mailbox_is_done_in_pieces(account: Acc
     assert max(engine.partition.mirror_bytes) < 2_500_000
     # records kept by the log in memory are part of the peak: about 1.2 KB each
     assert peak < 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [(QRESYNC, None), (BARE, None), (FULL, None), (FULL, "same UIDVALIDITY")],
+    ids=["qresync", "bare", "objectid", "objectid, same uidvalidity"],
+)
+async def test_history_is_not_read_out_of_a_mailbox_that_was_replaced(
+    kind: frozenset[str], again: str | None, account: Account, start: Start
+) -> None:
+    """One connection has the old mailbox open and is served yet; a look over another one has seen the new one of that
+    name. What is left of the old one must not be told as the new one's.
+    """
+    old = account.create("work")
+    for n in range(20):
+        old.deliver(letter(n))
+    engine = await start(kind, FETCH_WINDOW=5)
+    await engine.look()
+    await engine.history(2)  # INBOX, and a window of this one
+    reading = await engine.connect()
+    assert reading.selected == b"work"
+    account.delete("work")
+    new = account.create("work")
+    if again is not None:
+        new.uidvalidity = old.uidvalidity
+    for n in range(100, 120):
+        new.deliver(letter(n))
+    engine.session = None
+    await engine.look()
+    await engine.hang_up()
+    engine.session = reading
+    await engine.history()
+    assert reading.alive
+    engine.agrees(account)
+    assert engine.of("message.moved") == []
+    subjects = [event["headers"]["subject"] for event in engine.of("message.added")]
+    assert len(subjects) == len(set(subjects))
+    assert subjects[-20:].count("letter 119") == 1
+    assert {f"letter {n}" for n in range(100, 120)} <= set(subjects)

@@ -255,6 +255,31 @@ async def test_a_change_that_comes_late_is_not_played_back(account: Account, run
     assert changes == [(2, ("\\Seen",)), (2, ("\\Flagged",)), (3, ("\\Seen",))]
 
 
+async def test_what_an_inbox_that_was_replaced_still_tells_is_not_taken_for_the_new_one(
+    account: Account, run: Run
+) -> None:
+    """The watching connection has the old INBOX open and is served yet; the poll has seen the new one. Flags of the old
+    one's messages and mail that comes to it are nothing of the new one's.
+    """
+    fill(account, 3)
+    running = await run(QRESYNC, POLL_WARM=0.2)
+    await running.start(hot=True)
+    await settled(running, account)
+    await until(lambda: running.runner.watching)
+    old = account.mailboxes.pop("INBOX")
+    new = account.create("INBOX")
+    for n in range(100, 105):
+        new.deliver(letter(n))
+    await settled(running, account)
+    old.set_flags(2, ["\\Flagged"])
+    old.deliver(letter(50), uid=9)
+    await asyncio.sleep(0.1)
+    new.deliver(letter(105))
+    await settled(running, account)
+    assert [e for e in running.events() if e["type"] == "message.flags_changed"] == []
+    assert "letter 50" not in {e["headers"]["subject"] for e in running.events() if e["type"] == "message.added"}
+
+
 async def test_case_76_throttled_slows_history_down_and_not_live_mail(account: Account, run: Run) -> None:
     """[THROTTLED] on answers: one window of history per poll, logins to the host wait, no error."""
     fill(account, 60)
