@@ -16,7 +16,7 @@ from streams.contracts import mailbox as events
 from streams.errors import HostBusy, MailboxError, RetryLater
 from streams.imap.session import ImapSession
 from streams.settings import Settings
-from streams.sync.comparing import SEARCH_WINDOW, since_criterion
+from streams.sync.comparing import search_step, since_criterion
 from streams.sync.context import Memory, has_open
 from streams.sync.epochs import utc
 from streams.sync.moves import HeldRemovals
@@ -138,7 +138,7 @@ class Backfill:
         limit = "" if record.since is None or record.previous is not None else f" {since_criterion(record.since)}"
         if record.floor <= 1:
             return BitMap()
-        step = record.floor if session.has("ESEARCH") else SEARCH_WINDOW
+        step = search_step(session, record.floor, session.exists)
         found = BitMap()
         low = 1
         while low < record.floor:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 SEARCH_WINDOW = 20_000
 """UIDs per SEARCH without ESEARCH: the answer is one line of numbers."""
+SEARCHES_LIMIT = 1000
+"""SEARCHes in place of one: some servers take UIDs from a clock, so that few messages lie far apart."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -36,7 +38,7 @@ async def compare(
     known = box.known()
     if known:
         low = min(low, known.min())
-    step = (watermark - low) if session.has("ESEARCH") else SEARCH_WINDOW
+    step = search_step(session, watermark - low, selected.exists)
     while low < watermark:
         high = min(watermark, low + max(step, 1))
         answer = await session.uid_search(f"UID {low}:{high - 1}".encode())
@@ -75,6 +77,13 @@ async def _still_there(ctx: PassContext, session: ImapSession, box: MailboxState
     if found:
         log.warning("mailbox %s: search denies %d messages that are there", box.record.mailbox_id, len(found))
     return found & uids
+
+
+def search_step(session: ImapSession, span: int, exists: int | None) -> int:
+    """UIDs to ask for at once: all of them where the answer is short, by its ranges or for the number of messages."""
+    if session.has("ESEARCH") or (exists is not None and exists <= SEARCH_WINDOW):
+        return span
+    return max(SEARCH_WINDOW, span // SEARCHES_LIMIT)
 
 
 def since_criterion(timestamp: float) -> str:

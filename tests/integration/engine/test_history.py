@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from streams.sync import comparing
 from tests.fixtures.engine import BEGINNING, Engine, letter
 from tests.integration.engine.conftest import Start
 from tests.scripted_imap.model import Account
@@ -226,3 +227,33 @@ async def test_history_is_not_read_out_of_a_mailbox_that_was_replaced(
     assert len(subjects) == len(set(subjects))
     assert subjects[-20:].count("letter 119") == 1
     assert {f"letter {n}" for n in range(100, 120)} <= set(subjects)
+
+
+async def test_uids_that_lie_far_apart_cost_few_searches(account: Account, start: Start) -> None:
+    """UIDs from a clock, and no ESEARCH: the history and the full comparison end, in a few commands."""
+    inbox = account.mailboxes["INBOX"]
+    for n in range(10):
+        inbox.deliver(letter(n), uid=1 + n * 190_000_000)
+    engine = await start(BARE)
+    await engine.catch_up()
+    engine.agrees(account)
+    inbox.expunge(1 + 4 * 190_000_000)
+    engine.now += 7200
+    await engine.catch_up()
+    engine.agrees(account)
+    assert engine.server.count("UID SEARCH") < 20
+
+
+async def test_many_messages_without_esearch_are_searched_in_windows(
+    account: Account, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More messages than one answer is to hold: windows of UIDs, and not more of them than are bearable."""
+    monkeypatch.setattr(comparing, "SEARCH_WINDOW", 10)
+    monkeypatch.setattr(comparing, "SEARCHES_LIMIT", 5)
+    inbox = account.mailboxes["INBOX"]
+    for n in range(30):
+        inbox.deliver(letter(n), uid=1 + n * 1000)
+    engine = await start(BARE)
+    await engine.catch_up()
+    engine.agrees(account)
+    assert 5 <= engine.server.count("UID SEARCH") < 20
