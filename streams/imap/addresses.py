@@ -25,6 +25,9 @@ _INSIDE: Final[tuple[IpNetwork, ...]] = tuple(
     ipaddress.ip_network(text) for text in ("100.64.0.0/10", "192.0.0.0/24", "198.18.0.0/15", "fec0::/10")
 )
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+# All that is global unicast in version 6 (RFC 4291, 2.4, IANA's registry); besides it there are other ways to lead to a
+# version 4 address, such as 64:ff9b:1::/48 (RFC 8215), ::ffff:0:0:0/96 and ::/96.
+_GLOBAL: Final = ipaddress.ip_network("2000::/3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class AddressPolicy:
         )
         if inside:
             return self.allow_private
-        return address.is_global
+        return address.is_global and (address.version == 4 or address in _GLOBAL)
 
 
 def _inner(address: IpAddress) -> ipaddress.IPv4Address | None:

@@ -41,6 +41,12 @@ def test_case_105_metadata_and_the_like_never(text: str) -> None:
     assert not AddressPolicy(allow_private=True).permits(address)
 
 
+@pytest.mark.parametrize("text", ["64:ff9b:1::7f00:1", "64:ff9b:1::a9fe:a9fe", "::7f00:1", "::ffff:0:a00:1", "5f00::1"])
+def test_case_105_other_ways_to_lead_to_an_inside_address(text: str) -> None:
+    """Local NAT64, IPv4-compatible and IPv4-translated addresses, segment routing: none of them is global unicast."""
+    assert not AddressPolicy().permits(ipaddress.ip_address(text))
+
+
 @pytest.mark.parametrize("text", OUTSIDE)
 def test_public_addresses_always(text: str) -> None:
     assert AddressPolicy().permits(ipaddress.ip_address(text))
