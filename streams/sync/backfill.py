@@ -60,7 +60,8 @@ class Backfill:
             for box in self.state.iterate()
             if box.record.visited
             and box.synced
-            and not box.record.backfill_done
+            # an old epoch is still to be ended, whatever the record says: earlier versions could leave one behind
+            and (not box.record.backfill_done or box.record.previous is not None)
             and not (box.record.aside_until is not None and box.record.aside_until > now)
         ]
         return min(open_boxes, key=lambda box: box.record.previous is None, default=None)

@@ -33,6 +33,8 @@ async def first_visit(ctx: PassContext, session: ImapSession, box: MailboxState,
         selected = await session.examine(record.wire_name)
         if (selected.uidvalidity or 0) != uidvalidity:
             raise MailboxUnusable("its UIDVALIDITY changes each time it is opened", code="uidvalidity_unstable")
+    top = await _top(ctx, session, selected)  # may fail: nothing has been told or changed before
+    if record.uidvalidity is not None and record.uidvalidity != uidvalidity:
         ctx.state.emit(
             events.MailboxReset,
             mailbox_id=record.mailbox_id,
@@ -42,7 +44,7 @@ async def first_visit(ctx: PassContext, session: ImapSession, box: MailboxState,
             reason="uidvalidity_changed",
         )
     record.uidvalidity = uidvalidity
-    record.uidnext = await _top(ctx, session, selected)
+    record.uidnext = top
     record.floor = record.uidnext
     record.highestmodseq = selected.highestmodseq or 0
     record.visited = True
@@ -64,6 +66,8 @@ async def reset(ctx: PassContext, session: ImapSession, box: MailboxState, selec
     record = box.record
     if record.unstable >= UNSTABLE_LIMIT and record.aside is None:
         raise MailboxUnusable("its UIDVALIDITY does not hold still", code="uidvalidity_unstable")
+    # May fail: half a new epoch, begun and with the old one's history taken for read, would never come to its end.
+    top = await _top(ctx, session, selected)
     record.unstable += 1
     record.aside, record.aside_until = None, None
     if record.previous is not None:
@@ -84,7 +88,7 @@ async def reset(ctx: PassContext, session: ImapSession, box: MailboxState, selec
         record.quarantined.clear()
     else:
         box.begin_epoch(uidvalidity)
-    record.uidnext = await _top(ctx, session, selected)
+    record.uidnext = top
     record.floor = record.uidnext
     record.highestmodseq = selected.highestmodseq or 0
     record.backfill_done = False

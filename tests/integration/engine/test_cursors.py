@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.engine import letter
 from tests.integration.engine.conftest import Start
-from tests.scripted_imap.bending import Action
+from tests.scripted_imap.bending import Action, Drop
 from tests.scripted_imap.model import Account
 from tests.scripted_imap.server import BARE, BASE, CONDSTORE, FULL, QRESYNC, Profile
 
@@ -104,6 +104,54 @@ async def test_case_2_every_message_of_a_long_mailbox_arrives(
     engine.now += 4000
     await engine.look()
     engine.agrees(account)
+
+
+@pytest.mark.parametrize("when", ["first sight", "later"])
+async def test_case_20_a_new_epoch_whose_highest_uid_cannot_be_had(when: str, account: Account, start: Start) -> None:
+    """UIDNEXT is not told, and the connection ends in the search that stands in for it: the new epoch has not begun,
+    and begins at the next look as if nothing had been.
+    """
+    engine = await start(Profile(BARE, tell_uidnext=False))
+    inbox = account.mailboxes["INBOX"]
+    if when == "later":
+        fill(account, 5)
+        await engine.catch_up()
+        inbox.new_epoch()
+        inbox.expunge(4, 5)
+    else:
+        fill(account, 3)
+        engine.server.bend("STATUS", replacing(b"UIDVALIDITY 1000", b"UIDVALIDITY 999"))
+    engine.server.bend(r"UID SEARCH ALL", lambda lines: [Drop()], times=1)
+    assert await engine.survive(engine.look()) is not None
+    assert "mailbox.reset" not in engine.kinds()
+    engine.forget()
+    await engine.catch_up()
+    engine.agrees(account)
+    assert engine.kinds().count("mailbox.reset") == 1
+    engine.fold()
+    assert next(iter(engine.state().mailboxes.values())).record.previous is None
+    assert not [place for place in engine.fold().places if place[1] != inbox.uidvalidity]
+
+
+async def test_an_old_epoch_that_was_left_behind_is_ended(account: Account, start: Start) -> None:
+    """As a version before could write it: a new epoch has begun, and its history is said to be read."""
+    fill(account, 5)
+    engine = await start(BARE)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.new_epoch()
+    inbox.expunge(4, 5)
+    await engine.look()
+    (box,) = engine.state().mailboxes.values()
+    box.record.backfill_done, box.record.floor, box.dirty = True, 1, True
+    await engine.state().commit()
+    engine.forget()
+    engine.now += 7200
+    await engine.catch_up()
+    engine.agrees(account)
+    with engine.quiet():
+        await engine.catch_up()
+    assert not [place for place in engine.fold().places if place[1] != inbox.uidvalidity]
 
 
 async def test_case_3_every_vanished_line_counts(account: Account, start: Start) -> None:
