@@ -53,12 +53,15 @@ class Backfill:
         await self._pass.reader.settle()
 
     def next_box(self, only: frozenset[str] | None = None) -> MailboxState | None:
-        """The mailbox to go on with: those after a reset first, then INBOX, special-use folders, the others."""
+        """The mailbox (of `only` these) to go on with: those after a reset first, then INBOX, special-use folders, the
+        others.
+        """
         now = self._wall()
         open_boxes = [
             box
             for box in self.state.iterate()
-            if box.record.visited
+            if (only is None or box.record.mailbox_id in only)
+            and box.record.visited
             and box.synced
             # an old epoch is still to be ended, whatever the record says: earlier versions could leave one behind
             and (not box.record.backfill_done or box.record.previous is not None)

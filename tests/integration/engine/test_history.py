@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from streams.sync import comparing
+from streams.sync.backfill import Backfill
 from tests.fixtures.engine import BEGINNING, Engine, letter
 from tests.integration.engine.conftest import Start
 from tests.scripted_imap.model import Account
@@ -257,3 +258,26 @@ async def test_many_messages_without_esearch_are_searched_in_windows(
     await engine.catch_up()
     engine.agrees(account)
     assert 5 <= engine.server.count("UID SEARCH") < 20
+
+
+async def test_the_history_of_some_mailboxes_alone(account: Account, start: Start) -> None:
+    """An owner who asks for one mailbox's history does not wait for that of the others."""
+    for name in ("a", "b"):
+        box = account.create(name)
+        for n in range(8):
+            box.deliver(letter(n, subject=f"{name} {n}"))
+    engine = await start(QRESYNC, FETCH_WINDOW=5)
+    await engine.look()
+    account_pass = engine.new_pass()
+    history = Backfill(account_pass.state, engine.settings, engine.memory, account_pass, wall=lambda: engine.now)
+    only = frozenset(box.record.mailbox_id for box in account_pass.state.mailboxes.values() if box.record.name == "b")
+    session = await engine.connect()
+    while await history.step(session, only=only):
+        pass
+    await history.settle()
+    assert {event["mailbox"] for event in engine.of("message.added")} == {"b"}
+    assert len(engine.of("message.added")) == 8
+    while await history.step(session):
+        pass
+    await history.settle()
+    engine.agrees(account)
