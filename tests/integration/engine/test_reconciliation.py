@@ -1,8 +1,9 @@
 """Whatever a server's mail does, and whatever fails meanwhile: the folded log is the server, gapless, nothing said
 twice.
 
-Random sequences of changes, passes, windows of history, crashes, lost connections (at any byte of any answer) and
-lost producers (before or after the commit), for each kind of server.
+Random sequences of changes (also between two commands of a look), passes and windows of history over either of two
+connections, crashes, lost connections (at any byte of any answer) and lost producers (before or after the commit), for
+each kind of server.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streams.imap.session import ImapSession
 from tests.fixtures.engine import Engine, letter
 from tests.fixtures.memory_log import Verdict
 from tests.scripted_imap.bending import Action, Drop
@@ -43,6 +45,8 @@ changes = st.one_of(
     st.tuples(st.just("create"), number),
     st.tuples(st.just("delete"), number),
     st.tuples(st.just("rename"), number, number),
+    st.tuples(st.just("swap"), number, number),
+    st.tuples(st.just("replace"), number, st.integers(0, 3)),
     st.tuples(st.just("epoch"), number),
     st.tuples(st.just("lose_history"), number),
 )
@@ -55,6 +59,8 @@ steps = st.one_of(
     st.tuples(st.just("full")),
     st.tuples(st.just("history"), st.integers(1, 3)),
     st.tuples(st.just("crash")),
+    st.tuples(st.just("other_connection")),
+    st.tuples(st.just("during"), st.integers(0, 12), changes.filter(lambda step: step[0] != "lose_history")),
     st.tuples(st.just("later"), st.sampled_from([60, 7200])),
     st.tuples(st.just("cut"), st.integers(0, 12), st.integers(0, 400)),
     st.tuples(st.just("lose"), st.integers(0, 4), st.sampled_from(["lose_before", "lose_after"])),
@@ -69,13 +75,21 @@ class World:
         self.server = server
         self.engine = Engine(server, FETCH_CHUNK=3, FETCH_WINDOW=7, FLAG_WINDOW=4)
         self.engine.memory.trouble.window = 7
+        self.other: ImapSession | None = None
         self.serial = 0
+        self.during: list[tuple[int, tuple[Any, ...]]] = []
         self.cut: tuple[int, int] | None = None
         self.lose: tuple[int, Verdict] | None = None
         server.bend(r"^(?!LOGIN|CAPABILITY|GREETING|ENABLE|ID|AUTHENTICATE)", self._bend)
         self.engine.partition.judge = self._judge
 
     def _bend(self, lines: list[bytes]) -> Iterable[Action]:
+        waiting, self.during = self.during, []
+        for after, change in waiting:
+            if after:
+                self.during.append((after - 1, change))
+            else:
+                self.change(change)
         if self.cut is not None:
             after, size = self.cut
             if after == 0:
@@ -112,6 +126,10 @@ class World:
                 if engine.log is not None:
                     await engine.log.close()
                 engine.forget()
+            case ("other_connection",):  # as a watcher has one besides the poller
+                self.other, engine.session = engine.session, self.other
+            case ("during", after, change):
+                self.during.append((after, change))
             case ("later", seconds):
                 engine.now += seconds
             case ("cut", after, size):
@@ -153,6 +171,21 @@ class World:
                 box = self.box(n)
                 if box.name != "INBOX" and f"f{m % 6}" not in account.mailboxes:
                     account.rename(box.name, f"f{m % 6}")
+            case ("swap", n, m):
+                box, other = self.box(n), self.box(m)
+                if box is not other and "INBOX" not in (box.name, other.name):
+                    one, two = box.name, other.name
+                    account.rename(one, "aside")
+                    account.rename(two, one)
+                    account.rename("aside", two)
+            case ("replace", n, kept):  # whoever has it open is served the old one yet
+                box = self.box(n)
+                if box.name != "INBOX":
+                    account.delete(box.name)
+                    new = account.create(box.name)
+                    new.uidvalidity = max(new.uidvalidity, box.uidvalidity + 1)
+                    for message in box.messages[:kept]:
+                        box.copy_to(message.uid, new)
             case ("epoch", n):
                 self.box(n).new_epoch()
             case ("lose_history", n):
@@ -171,11 +204,13 @@ async def run(kind: str, script: list[tuple[Any, ...]]) -> Engine:
             for step in script:
                 await world.step(step)
             world.cut = world.lose = None
+            world.during = []
             for _ in range(3):
                 engine.now += 7 * 3600.0  # past every reconcile and every time that something is set aside
                 await engine.survive(engine.look())
                 await engine.survive(engine.history())
             engine.agrees(account)
+            right_ids(engine, account)
             with engine.quiet():
                 await engine.look(full=True)
             # what was committed is all there is: a successor that knows nothing else agrees
@@ -184,8 +219,21 @@ async def run(kind: str, script: list[tuple[Any, ...]]) -> Engine:
             with engine.quiet():
                 await engine.look(full=True)
         finally:
+            if world.other is not None:
+                world.other.abort()
             await engine.close()
         return engine
+
+
+def right_ids(engine: Engine, account: Account) -> None:
+    """Assert that each place holds the message that was added with its id, and not another one's."""
+    subjects = {event["message_id"]: event["headers"]["subject"] for event in engine.of("message.added")}
+    fold = engine.fold()
+    ids = {name: key for key, name in fold.names.items()}
+    for name, box in account.mailboxes.items():
+        for message in box.messages:
+            subject = subjects[fold.places[ids[name], box.uidvalidity, message.uid][0]]
+            assert b"\r\nSubject: %b\r\n" % subject.encode() in message.raw
 
 
 @pytest.mark.parametrize("kind", KINDS)
