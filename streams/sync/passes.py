@@ -220,11 +220,12 @@ class AccountPass:
         if top == watermark:
             return
         answer = await session.uid_search(f"UID {watermark}:*".encode())
-        finding.new = BitMap(uid for uid in answer.uids if uid >= watermark) - BitMap(record.quarantined)
-        finding.new -= box.known()
+        there = BitMap(uid for uid in answer.uids if uid >= watermark)
+        finding.new = there - BitMap(record.quarantined) - box.known()
         if not answer.stated and not (is_whole(record) and expected_count(record) - len(vanished) >= selected.exists):
             return  # no result line, and there may be something to tell: the range is not proven empty (case 25)
-        finding.uidnext = max(watermark, top or 1, finding.new.max() + 1 if finding.new else 1)
+        # Past what is known or set aside, too: where UIDNEXT is not told, nothing else would take the cursor there.
+        finding.uidnext = max(watermark, top or 1, there.max() + 1 if there else 1)
 
     # --- reading and concluding --------------------------------------------------------------------------------------
     async def _read_found(self, session: ImapSession, finding: Finding, held: HeldRemovals) -> Finding | None:

@@ -133,6 +133,27 @@ async def test_case_20_a_new_epoch_whose_highest_uid_cannot_be_had(when: str, ac
     assert not [place for place in engine.fold().places if place[1] != inbox.uidvalidity]
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["uidnext", "no uidnext"])
+async def test_what_was_set_aside_above_the_cursor_is_tried_again(told: bool, account: Account, start: Start) -> None:
+    """The newest message cannot be read and is set aside; then the pass breaks off, and the cursor stays below it."""
+    fill(account, 3)
+    engine = await start(Profile(BARE, tell_uidnext=told), FETCH_WINDOW=1)
+    await engine.catch_up()
+    fill(account, 2, first=4)
+    damage = engine.server.bend(
+        r"UID FETCH 5 .*RFC822.SIZE", lambda lines: [re.sub(rb"FLAGS \([^)]*\) ", b"", line) for line in lines]
+    )
+    engine.server.bend(r"UID FETCH 4 .*RFC822.SIZE", lambda lines: [b"* BYE gone\r\n"], times=1)
+    assert await engine.survive(engine.look()) is not None
+    assert [event["uid"] for event in engine.of("message.unreadable")] == [5]
+    damage.times = 0
+    for _ in range(3):
+        engine.now += 2 * 3600
+        await engine.look()
+    engine.agrees(account)
+    assert len(engine.of("message.unreadable")) == 1
+
+
 async def test_an_old_epoch_that_was_left_behind_is_ended(account: Account, start: Start) -> None:
     """As a version before could write it: a new epoch has begun, and its history is said to be read."""
     fill(account, 5)
