@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ log = structlog.get_logger(__name__)
 
 CANCEL_LIMIT_S: Final = 0.7
 """How long the end of a process waits for a cancelled handler; row W7 leaves 2 s for everything that follows."""
+
+MAX_CODE_BYTES: Final = 200
+"""Longest code of a failure: a word, which is published and counted by."""
 
 
 class Succeeded(msgspec.Struct, frozen=True):
@@ -77,7 +81,7 @@ class Attempt:
             self._running = context.run(start_thread, self.name, self.spec.function, self.args, self.task)[1]
         else:
             coroutine = self.spec.function(self.args, self.task)
-            self._running = self.loop.create_task(coroutine, name=self.name, context=context)
+            self._running = self.loop.create_task(_contained(coroutine), name=self.name, context=context)
         self._running.add_done_callback(self._handler_ended, context=context)
 
     def limit(self) -> None:
@@ -160,26 +164,66 @@ class Attempt:
         return classify(error)
 
 
+class _Exited(Exception):
+    """A coroutine raised what asyncio lets through to whoever runs the event loop; the cause is what it raised."""
+
+
+async def _contained(coroutine: Awaitable[Any]) -> Any:
+    """Await a handler. A task that ends with one of these two ends the event loop, and all other work with it."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _Exited from error
+
+
 def classify(error: BaseException) -> AttemptResult:
     """What an exception of a handler means for its command."""
+    if isinstance(error, _Exited) and error.__cause__ is not None:
+        error = error.__cause__
+    try:
+        told = _told(error)
+    except Exception as why:  # it is of the handler's making, so anything may be wrong with it
+        log.error("a handler failed with an error that cannot be told", why=type(why).__name__)
+        told = None
+    if told is not None:
+        return told
+    log.error("a handler failed unexpectedly", exc_info=error)
+    # Only the type is public: the text of a foreign exception may quote anything.
+    return Failure("handler_failed", f"the handler raised {type(error).__name__}", retryable=True, unexpected=True)
+
+
+def _told(error: BaseException) -> AttemptResult | None:
+    """What an error says by itself; None when it is a fault. Raises whatever its parts raise."""
     match error:
         case TaskFailed():
-            return Failure(error.code, str(error), error.retryable, retry_after_s=error.retry_after_s)
+            return Failure(
+                _code(error.code), str(error), bool(error.retryable), retry_after_s=_seconds(error.retry_after_s)
+            )
         case ShardError():
             # The shard under the handler is starting over: so will the command.
             return Interrupted()
         case RetryLater():
-            return Failure(error.code, str(error), retryable=True, retry_after_s=error.retry_after_s)
+            return Failure(_code(error.code), str(error), retryable=True, retry_after_s=_seconds(error.retry_after_s))
         case MailstreamsError():
-            return Failure(error.code, str(error), retryable=False)
+            return Failure(_code(error.code), str(error), retryable=False)
         case TaskStopped():
             return Failure("cancelled", "the handler stopped by itself", retryable=True, unexpected=True)
         case _:
-            log.error("a handler failed unexpectedly", exc_info=error)
-            # Only the type is public: the text of a foreign exception may quote anything.
-            return Failure(
-                "handler_failed", f"the handler raised {type(error).__name__}", retryable=True, unexpected=True
-            )
+            return None
+
+
+def _code(code: Any) -> str:
+    """A code that can be published. Raises `ValueError`."""
+    if not isinstance(code, str) or not 0 < len(code.encode()) <= MAX_CODE_BYTES:
+        raise ValueError("no code")
+    return code
+
+
+def _seconds(seconds: Any) -> float | None:
+    """A wait that can be compared. Raises `ValueError`, `TypeError`, `OverflowError`."""
+    if seconds is not None and math.isnan(seconds):
+        raise ValueError("no number of seconds")
+    return None if seconds is None else float(seconds)
 
 
 def _consume(future: asyncio.Future[Any]) -> None:

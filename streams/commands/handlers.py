@@ -82,11 +82,14 @@ class Task:
         """Publish a record together with the conclusion: both are seen, or neither. `topic` is without the prefix.
 
         What failed attempts emitted is dropped. Raises `ValueError` for a topic that the handler was not registered
-        for: whether those exist is checked when the process starts.
+        for: whether those exist is checked when the process starts. Raises `TypeError` for what Kafka cannot take: it
+        would fail the transaction, and with it all commands of the partition.
         """
         if topic not in self.emits:
             raise ValueError(f"the handler of {self.kind!r} is not registered as one that emits to {topic!r}")
-        self._emitted.append(OutRecord(topic, key, value, list(headers), kind))
+        kept = list(headers)
+        _check_record(value, key, kept, kind)
+        self._emitted.append(OutRecord(topic, key, value, kept, kind))
 
     @property
     def stopping(self) -> bool:
@@ -97,6 +100,20 @@ class Task:
         """Raise `TaskStopped` when the attempt is to end."""
         if self._stopping:
             raise TaskStopped("the task is to stop")
+
+
+def _check_record(value: Any, key: Any, headers: Sequence[Any], kind: Any) -> None:
+    """Raises `TypeError`, or a `ValueError` for text that cannot be encoded."""
+    if not isinstance(value, bytes | None) or not isinstance(key, bytes | None):
+        raise TypeError("key and value of a record are bytes")
+    if not isinstance(kind, str):
+        raise TypeError("the kind of a record is text")
+    for header in headers:
+        match header:
+            case (str(name), bytes()):
+                name.encode()
+            case _:
+                raise TypeError("headers of a record are pairs of text and bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +164,8 @@ class Handlers:
         if kind in self._specs:
             raise ConfigurationError(f"two handlers for commands of the kind {kind!r}")
         called = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
-        threaded = not inspect.iscoroutinefunction(called)
+        # A `functools.partial` of a coroutine function is one as well, which its type does not tell.
+        threaded = not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called))
         self._specs[kind] = HandlerSpec(kind, args, function, threaded, timeout_s, frozenset(emits))
 
     def include(self, other: Handlers) -> None:

@@ -81,7 +81,7 @@ class Running:
         if work.began_at is None:
             work.began_at = work.attempt_at
             self.taken += 1
-            surroundings.observer.task_started(command.kind)
+        surroundings.observer.task_started(command.kind)
         self._beginnings.note(work)
         retry = surroundings.limits.retry
         timeout_s = work.timeout_s(retry.attempt_s)
@@ -138,6 +138,8 @@ class Running:
     def _ended(self, work: Work, result: AttemptResult) -> None:
         self.running.discard(work)
         work.running = None
+        # Not with the conclusion: there is one of what never ran, and none of what is left to others.
+        self._surroundings.observer.task_stopped(work.command.kind)
         self._reports.close(work)
         if work.session.over:
             # What did not end is still worth a name when the process is to end.

@@ -79,7 +79,14 @@ def launch(
     process.at_beginning(server.attach)
     process.when_running(settle_heap)
     process.at_end(watch.stop)
-    code = process.run()
+    try:
+        code = process.run()
+    except BaseException:
+        # Somebody's `sys.exit` in a task or a callback has ended the event loop: nothing is left that could drain, and
+        # the interpreter's own way out would wait for threads that wait for the loop.
+        log.exception("the event loop was ended from within")
+        ExitGuard.now(EXIT_FAILURE)
+        raise
     server.stop()
     if not settle_threads(ExitGuard.LIMIT_S / 2):
         code = max(code, EXIT_FAILURE)

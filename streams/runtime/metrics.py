@@ -141,9 +141,11 @@ class PrometheusObserver:
     def task_started(self, kind: str) -> None:
         self._gauges["mailstreams_tasks_in_flight"].labels(self._bounded("kind", kind)).inc()
 
+    def task_stopped(self, kind: str) -> None:
+        self._gauges["mailstreams_tasks_in_flight"].labels(self._bounded("kind", kind)).dec()
+
     def task_finished(self, kind: str, status: str, code: str, seconds: float) -> None:
         kind = self._bounded("kind", kind)
-        self._gauges["mailstreams_tasks_in_flight"].labels(kind).dec()
         self._count("mailstreams_tasks_total", kind, status, code)
         self._histograms["mailstreams_task_seconds"].labels(kind, self._bounded("status", status)).observe(seconds)
 

@@ -31,6 +31,10 @@ class Tasks:
             await asyncio.sleep(60)
         if SCENARIO == "stuck thread":
             threading.Thread(target=time.sleep, args=(600,), name="the stuck thread").start()
+        if SCENARIO == "exit within":
+            # A thread that waits for the loop, as a Kafka consumer's does.
+            threading.Thread(target=time.sleep, args=(600,), name="a thread").start()
+            asyncio.get_running_loop().call_later(0.1, sys.exit, 0)
         if SCENARIO == "stuck pool thread":
             asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
         say("started")

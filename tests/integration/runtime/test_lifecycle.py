@@ -96,6 +96,12 @@ async def test_w7_a_blocked_loop_cannot_hold_the_exit(tmp_path: Path) -> None:
     assert any("it is ended" in line for line in process.logged)
 
 
+async def test_w7_a_loop_that_is_ended_from_within_ends_the_process(tmp_path: Path) -> None:
+    async with running(str(PROGRAM), "exit within", environment=GRACE, data=tmp_path) as process:
+        await process.says("started")
+        assert await process.ended(10) == 1
+
+
 async def test_w5_a_signal_to_the_whole_group_is_one_signal(tmp_path: Path) -> None:
     async with running(str(PROGRAM), "long task", environment=GRACE, data=tmp_path, new_group=True) as process:
         await process.says("started")

@@ -62,6 +62,9 @@ class CountingObserver(NoopObserver):
     def task_started(self, kind: str) -> None:
         self.counts["started", kind] += 1
 
+    def task_stopped(self, kind: str) -> None:
+        self.counts["stopped", kind] += 1
+
     def task_finished(self, kind: str, status: str, code: str, seconds: float) -> None:
         self.counts["finished", kind, status, code] += 1
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from streams.commands.handlers import Handlers, Task, TaskFailed
 from streams.commands.memory_lane import MemoryTopic
@@ -563,3 +565,123 @@ async def test_w8_never_more_is_started_than_the_quota() -> None:
         await rig.engine.drain(1.0)
         assert [event.command_id for event in conclusions(rig.events())] == ids[:2]
         assert rig.topic.position == 3
+
+
+# --- handlers of others --------------------------------------------------------------------------------------------
+@pytest.fixture
+def once() -> Iterator[RetryLimits]:
+    """Limits without retries; the faults that are logged are not written out, which takes longer than all else."""
+    with capture_logs():
+        yield RetryLimits(retries=0, backoff_s=0.01, backoff_max_s=0.04, attempt_s=5.0, give_up_s=60.0)
+
+
+class _Untold(TaskFailed):
+    def __init__(self) -> None: ...
+
+
+class _Mute(TaskFailed):
+    def __str__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(TaskFailed("x" * 2_000_000, "m"), id="a code larger than a record"),
+        pytest.param(TaskFailed("\ud800", "m"), id="a code that is no text"),
+        pytest.param(TaskFailed(None, "m"), id="no code"),  # type: ignore[arg-type]
+        pytest.param(TaskFailed("x", "m", retryable=True, retry_after_s="5"), id="a wait that is no number"),  # type: ignore[arg-type]
+        pytest.param(
+            TaskFailed("x", "m", retryable=True, retry_after_s=float("nan")), id="a wait that is not a number"
+        ),
+        pytest.param(HostBusy("m", code=b"x"), id="bytes as a code"),  # type: ignore[arg-type]
+        pytest.param(_Untold(), id="an error without its parts"),
+        pytest.param(_Mute("x", "m"), id="an error without a text"),
+    ],
+)
+async def test_w15_an_error_that_cannot_be_published_is_a_fault_of_the_handler(
+    error: Exception, once: RetryLimits
+) -> None:
+    async def failing(args: Anything, task: Task) -> None:
+        raise error
+
+    async with running(Rig(registry(failing=failing, noop=noop), retry=once)) as rig:
+        command_id, next_id = rig.send("failing"), rig.send("noop")
+        await rig.finish()
+        (failure,) = conclusions(rig.events(command_id))
+        assert isinstance(failure, CommandFailure)
+        assert failure.code == "handler_failed"
+        assert [reason for reason, _ in rig.letters()] == ["handler_failed"]
+        assert isinstance(conclusions(rig.events(next_id))[0], CommandSuccess)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize("threaded", [False, True])
+async def test_w7_w15_a_handler_that_exits_does_not_end_the_event_loop(
+    error: BaseException, threaded: bool, once: RetryLimits
+) -> None:
+    async def exiting(args: Anything, task: Task) -> None:
+        raise error
+
+    def exiting_thread(args: Anything, task: Task) -> None:
+        raise error
+
+    async with running(Rig(registry(exiting=exiting_thread if threaded else exiting), retry=once)) as rig:
+        command_id = rig.send("exiting")
+        await rig.finish()
+        (failure,) = conclusions(rig.events(command_id))
+        assert isinstance(failure, CommandFailure)
+        assert (failure.code, failure.message) == ("handler_failed", f"the handler raised {type(error).__name__}")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"value": "text"}, id="value"),
+        pytest.param({"key": "text"}, id="key"),
+        pytest.param({"kind": 3}, id="kind"),
+        pytest.param({"headers": [("name", "text")]}, id="value of a header"),
+        pytest.param({"headers": [("name", None)]}, id="no value of a header"),
+        pytest.param({"headers": [(b"name", b"")]}, id="name of a header"),
+        pytest.param({"headers": [("\ud800", b"")]}, id="name that is no text"),
+        pytest.param({"headers": [b"name"]}, id="no pair"),
+    ],
+)
+async def test_w15_what_kafka_cannot_take_is_refused_when_it_is_emitted(
+    wrong: dict[str, Any], once: RetryLimits
+) -> None:
+    async def emitting(args: Anything, task: Task) -> None:
+        task.emit("elsewhere", **{"value": b"", **wrong})
+
+    handlers = Handlers()
+    handlers.add("emitting", emitting, args=Anything, emits=["elsewhere"])
+    async with running(Rig(handlers, retry=once)) as rig:
+        command_id = rig.send("emitting")
+        await rig.finish()
+        (failure,) = conclusions(rig.events(command_id))
+        assert isinstance(failure, CommandFailure)
+        assert failure.code == "handler_failed"
+        assert not [record for record in rig.topic.committed if record.topic == "elsewhere"]
+
+
+async def test_w10_tasks_in_flight_are_those_that_run_whatever_becomes_of_them() -> None:
+    gates = Gates()
+
+    async def failing(args: Anything, task: Task) -> None:
+        raise HostBusy("slow down")
+
+    def in_flight(kind: str) -> int:
+        return rig.observer.counts["started", kind] - rig.observer.counts["stopped", kind]
+
+    async with running(Rig(registry(waiting=gates.handler, failing=failing))) as rig:
+        rig.send("failing")
+        for kind, rest in (("mystery", {}), ("waiting", {"expires_s": -1}), ("waiting", {"number": "many"})):
+            rig.send(kind, **rest)
+        await rig.finish()
+        assert {in_flight(kind) for kind in ("failing", "mystery", "waiting")} == {0}
+        rig.send("waiting")
+        rig.feed()
+        await rig.until(lambda: bool(gates.begun))
+        assert in_flight("waiting") == 1
+        rig.engine.detach(rig.session)  # its lane is lost: nothing is concluded here
+        await rig.until(lambda: in_flight("waiting") == 0)

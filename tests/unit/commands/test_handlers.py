@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 import pytest
 
@@ -34,7 +36,8 @@ def test_whether_a_handler_needs_a_thread_is_seen_from_its_kind() -> None:
     handlers = Handlers()
     handlers.add("object", Callable(), args=NoArgs)
     handlers.add("plain", lambda args, task: None, args=NoArgs)
-    assert [spec.threaded for spec in handlers] == [False, True]
+    handlers.add("bound", functools.partial(count_words), args=Words)
+    assert [spec.threaded for spec in handlers] == [False, True, False]
 
 
 def test_w1_two_handlers_of_one_kind_are_a_configuration_error() -> None:
