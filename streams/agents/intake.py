@@ -21,7 +21,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from streams.agents.ports import Outgoing
-from streams.contracts.codec import Decoder, dead_letter_headers, header
+from streams.contracts.codec import Decoder, check_sendable, dead_letter_headers, dead_letter_key, header
 from streams.contracts.keys import partition_for
 from streams.contracts.topics import dead_letter_name
 from streams.errors import PoisonRecord, RetryLater
@@ -146,6 +146,7 @@ class Intake(Generic[R]):
     def _rekeyed(self, record: Inbound, key: str) -> Outgoing:
         if header(record.headers, REKEYED_HEADER) is not None:
             raise PoisonRecord("wrong_key", "the record was given its key once and is still in a wrong partition")
+        check_sendable(record.headers)
         self._observer.rekeyed(record.topic)
         mark = (REKEYED_HEADER, f"{record.partition}/{record.offset}".encode())
         return Outgoing(record.topic, key.encode(), record.value, (*record.headers, mark))
@@ -163,4 +164,5 @@ class Intake(Generic[R]):
             error=str(poison),
             original=record.headers,
         )
-        return Outgoing(dead_letter_name(record.topic), record.key, record.value, headers)
+        key = dead_letter_key(record.key, headers)
+        return Outgoing(dead_letter_name(record.topic), key, record.value, headers)

@@ -17,7 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import faust
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import IllegalStateError, KafkaError
+from faust.exceptions import ProducerSendError
 from mode import Service
 
 from streams.agents.accounts import AccountEvents
@@ -40,7 +41,7 @@ from streams.domain.ownership import AccountEntry
 from streams.observer import RuntimeObserver
 from streams.settings import Settings
 
-ACCOUNT_ID: Final = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+ACCOUNT_ID: Final = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 
 SNAPSHOT_S: Final = 5.0
 """Seconds between reports of the host's state to the metrics."""
@@ -70,9 +71,16 @@ class FaustOutbox:
         """See `streams.agents.ports.Outbox`. The partition is that of the key by Kafka's murmur2."""
         # Not through a Faust topic, which wraps each record in three objects and a callback.
         producer = await self._app.maybe_start_producer()
-        delivery: Awaitable[object] = await producer.send(
-            self._names[record.topic], record.key, record.value, None, None, list(record.headers) or None
-        )
+        try:
+            delivery: Awaitable[object] = await producer.send(
+                self._names[record.topic], record.key, record.value, None, None, list(record.headers) or None
+            )
+        except ProducerSendError as error:
+            # Faust wraps what aiokafka raises; who sends has to tell a record that is too large from a producer that
+            # is being stopped.
+            if isinstance(error.__cause__, KafkaError):
+                raise error.__cause__ from None
+            raise
         return delivery
 
 

@@ -82,7 +82,7 @@ class DeadLetter:
     @property
     def cut(self) -> bool:
         """Whether it is not whole: then it cannot be sent again."""
-        return header(self.headers, "dlq_cut_from_bytes") is not None
+        return any(header(self.headers, name) is not None for name in ("dlq_cut_from_bytes", "dlq_truncated"))
 
 
 def _text(value: bytes | None) -> str | None:

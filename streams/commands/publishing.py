@@ -14,7 +14,7 @@ import msgspec
 from streams.commands.ports import Delivery, OutRecord
 from streams.commands.progress import Progress
 from streams.contracts import topics
-from streams.contracts.codec import cloud_event_headers, dead_letter_headers, encode
+from streams.contracts.codec import cloud_event_headers, dead_letter_headers, dead_letter_key, encode
 from streams.contracts.commands import (
     AnyCommandEvent,
     Command,
@@ -96,6 +96,8 @@ def success(command: Command, attempt: int, result: object, worker: str, now: da
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ResultInvalid(f"no JSON can be made of the result: {error}") from None
+    except Exception as error:  # out of an object of the handler, whose text may quote anything
+        raise ResultInvalid(f"no JSON can be made of the result: {type(error).__name__}") from None
 
 
 def failure(command: Command, attempts: int, why: Failure, worker: str, now: datetime, partition: int) -> OutRecord:
@@ -127,15 +129,12 @@ def dead_letter(topic: str, delivery: Delivery, reason: str, error: str) -> OutR
         offset=delivery.offset,
         reason=reason,
         error=one_line(error),
-        original=_kept_headers(delivery),
+        original=delivery.headers,
     )
-    value, key = delivery.value, delivery.key
+    value, key = delivery.value, dead_letter_key(delivery.key, headers)
     if value is not None and len(value) > MAX_EVENT_BYTES:
         headers.append(("dlq_cut_from_bytes", str(len(value)).encode()))
         value = value[:MAX_EVENT_BYTES]
-    if key is not None and len(key) > 1024:
-        headers.append(("dlq_key_cut_from_bytes", str(len(key)).encode()))
-        key = key[:1024]
     if value is None and key is None:
         value = b""  # a record needs one of them
     return OutRecord(topics.dead_letter_name(topic), key, value, headers, "dead_letter", delivery.partition)
@@ -160,16 +159,6 @@ def one_line(text: str) -> str:
     """Text fit for a log line and for JSON: one line, bounded, without lone surrogates."""
     flat = " ".join(text.split()) or "no message"
     return flat[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
-
-
-def _kept_headers(delivery: Delivery) -> list[tuple[str, bytes]]:
-    kept, size = [], 0
-    for name, value in delivery.headers:
-        size += len(name) + len(value or b"")
-        if size > 16_384:
-            break
-        kept.append((name, value or b""))
-    return kept
 
 
 def _event(event: AnyCommandEvent, name: str, worker: str, partition: int) -> OutRecord:

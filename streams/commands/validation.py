@@ -14,7 +14,7 @@ import msgspec
 
 from streams.commands.handlers import Handlers, HandlerSpec
 from streams.commands.ports import Delivery
-from streams.contracts.codec import Decoder
+from streams.contracts.codec import Decoder, check_sendable
 from streams.contracts.commands import Command
 from streams.contracts.keys import partition_for
 from streams.errors import PoisonRecord
@@ -47,6 +47,7 @@ def read_envelope(delivery: Delivery, partitions: int) -> Command | Misplaced:
         raise PoisonRecord("wrong_key", "the record's key is not its account_id")
     partition = _partition_of(command.account_id, partitions)
     if partition != delivery.partition:
+        check_sendable(delivery.headers)
         return Misplaced(command, partition)
     return command
 

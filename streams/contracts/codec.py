@@ -20,6 +20,13 @@ Headers = list[tuple[str, bytes]]
 MAX_INBOUND_BYTES: Final = 262_144
 """Control records and commands are small; what is larger is a mistake and goes to the dead letters."""
 
+MAX_HEADER_BYTES: Final = 16_384
+"""Headers of a record that are kept when it is sent on or becomes a dead letter. Compressed, a record that Kafka took
+may be larger than any that can be written again."""
+
+MAX_KEY_BYTES: Final = 1024
+"""What is kept of the key of a dead letter; ids are far shorter."""
+
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -86,13 +93,37 @@ def header(headers: Iterable[tuple[str, bytes]] | None, name: str) -> bytes | No
 def dead_letter_headers(
     *, topic: str, partition: int, offset: int, reason: str, error: str, original: Sequence[tuple[str, bytes]] = ()
 ) -> Headers:
-    """Headers of a dead letter: where it came from and why it is here, after the headers it came with."""
-    kept = [(key, value) for key, value in original if not key.startswith("dlq_")]
+    """Headers of a dead letter: where it came from and why it is here, after the headers it came with (the first ones,
+    where there are too many)."""
     return [
-        *kept,
+        *_kept(header for header in original if not header[0].startswith("dlq_")),
         ("dlq_topic", topic.encode()),
         ("dlq_partition", str(partition).encode()),
         ("dlq_offset", str(offset).encode()),
         ("dlq_reason", reason.encode()),
         ("dlq_error", error[:1000].encode("utf-8", "replace")),
     ]
+
+
+def dead_letter_key(key: bytes | None, headers: Headers) -> bytes | None:
+    """The key of a dead letter. One that is too long is cut, and a header says so."""
+    if key is None or len(key) <= MAX_KEY_BYTES:
+        return key
+    headers.append(("dlq_key_cut_from_bytes", str(len(key)).encode()))
+    return key[:MAX_KEY_BYTES]
+
+
+def check_sendable(headers: Sequence[tuple[str, bytes]]) -> None:
+    """Whether a record can be sent on with its headers. Raises `PoisonRecord` (`too_large`)."""
+    if len(_kept(headers)) < len(headers):
+        raise PoisonRecord("too_large", f"its headers are over {MAX_HEADER_BYTES} bytes, and it has to be sent on")
+
+
+def _kept(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    kept, size = [], 0
+    for name, value in headers:
+        size += len(name.encode("utf-8", "replace")) + len(value or b"")
+        if size > MAX_HEADER_BYTES:
+            break
+        kept.append((name, value or b""))
+    return kept

@@ -23,6 +23,7 @@ Uuid = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+        max_length=36,  # to Python's `$` a line break may follow
         description="UUID, lower case with hyphens",
     ),
 ]

@@ -221,6 +221,40 @@ async def test_w13_what_is_no_record_is_a_dead_letter_as_it_came(
     assert world.observer.poisoned == [(topic, reason)]
 
 
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        pytest.param(b"k" * 5_000_000, (), id="key"),
+        pytest.param(A.encode(), (("name", b"v" * 5_000_000),), id="header"),
+        pytest.param(A.encode(), (("n" * 5_000_000, b""),), id="name of a header"),
+        pytest.param(A.encode(), (("name", None),), id="header without a value"),
+    ],
+)
+async def test_w13_a_dead_letter_can_be_written_whatever_the_record_came_with(
+    world: World, key: bytes, headers: tuple[tuple[str, bytes], ...]
+) -> None:
+    """Compressed, a record may be larger than any topic takes again; then its topic would stand still."""
+    record = Inbound(topics.STATE_CHANGED, partition_for(key, PARTITIONS), 0, key, b"{", headers)
+    (dead,) = await world.intakes[topics.STATE_CHANGED].handled(record) or ()
+    assert len(dead.key or b"") + sum(len(name) + len(value) for name, value in dead.headers) < 32_768
+    assert header(dead.headers, "dlq_reason") == b"not_json"
+
+
+async def test_w13_a_misplaced_record_that_cannot_be_sent_on_is_a_dead_letter(world: World) -> None:
+    event = encode(AccountStateChanged(account_id=A, user_id="u", state="live", at=NOW))
+    record = Inbound(topics.STATE_CHANGED, 0, 0, b"another key", event, (("name", b"v" * 5_000_000),))
+    (dead,) = await world.intakes[topics.STATE_CHANGED].handled(record) or ()
+    assert (dead.topic, header(dead.headers, "dlq_reason")) == (f"{topics.STATE_CHANGED}.dlq", b"too_large")
+
+
+@pytest.mark.parametrize("missing", [False, True])
+async def test_w13_an_id_with_a_line_break_is_no_account(world: World, missing: bool) -> None:
+    event = AccountStateChanged(account_id=f"{A}\n", user_id="u", state="live", at=NOW)
+    await world.send(topics.STATE_CHANGED, f"{A}\n", None if missing else encode(event))
+    assert world.observer.poisoned == [(topics.STATE_CHANGED, "wrong_key" if missing else "schema")]
+    assert not world.host.calls
+
+
 async def test_w13_a_tombstone_without_an_account_id_is_a_dead_letter(world: World) -> None:
     await world.send(topics.STATE_CHANGED, "no uuid", None)
     assert world.observer.poisoned == [(topics.STATE_CHANGED, "wrong_key")]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
-from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
+from faust.exceptions import ProducerSendError
 
 from streams.agents import delivery
 from streams.agents.delivery import Deliveries
-from streams.agents.ports import Outgoing
+from streams.agents.plane import FaustOutbox
+from streams.agents.ports import Outbox, Outgoing
+from streams.contracts.topics import USER_ACTIVE, dead_letter_name
+from streams.settings import Settings
 from tests.unit.agents.fakes import FakeOutbox
 
 
@@ -21,7 +26,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def running(outbox: FakeOutbox, window: int = 4) -> AsyncIterator[tuple[Deliveries, list[int]]]:
+async def running(outbox: Outbox, window: int = 4) -> AsyncIterator[tuple[Deliveries, list[int]]]:
     deliveries = Deliveries("t", outbox, window=window)
     task = asyncio.create_task(deliveries.run())
     acknowledged: list[int] = []
@@ -113,3 +118,32 @@ async def test_w13_a_dead_letter_that_became_too_large_is_cut(where: str) -> Non
     (sent,) = outbox.sent
     assert sent.value == b"v" * 500_000
     assert ("dlq_truncated", b"true") in sent.headers
+
+
+async def test_w13_a_dead_letter_that_is_too_large_for_fausts_producer_is_cut() -> None:
+    """Faust's limit is below the topics', and it has an error of its own for that; the topic must not stand still."""
+    sent: list[tuple[Any, ...]] = []
+
+    class Producer:
+        async def send(self, *arguments: Any) -> asyncio.Future[None]:
+            if len(arguments[2]) > 1_000_000:
+                try:
+                    raise MessageSizeTooLargeError
+                except KafkaError as error:
+                    raise ProducerSendError(f"Error while sending: {error!r}") from error
+            sent.append(arguments)
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+
+    class App:
+        async def maybe_start_producer(self) -> Producer:
+            return Producer()
+
+    letter = dead_letter_name(USER_ACTIVE)
+    async with running(FaustOutbox(App(), Settings())) as (deliveries, acknowledged):
+        await deliveries.put([Outgoing(letter, b"k", b"v" * 1_100_000)], lambda: acknowledged.append(1), lambda: True)
+        await until(lambda: acknowledged)
+    ((topic, key, value, *_, headers),) = sent
+    assert (topic, key, value) == (letter, b"k", b"v" * 524_288)
+    assert ("dlq_truncated", b"true") in headers

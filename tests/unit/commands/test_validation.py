@@ -7,14 +7,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.commands.dead_letters import DeadLetter, LetterUnknown, again
 from streams.commands.handlers import Handlers
 from streams.commands.ports import Delivery
 from streams.commands.publishing import MAX_EVENT_BYTES, dead_letter, one_line
 from streams.commands.validation import Misplaced, Runnable, judge, read_envelope
 from streams.contracts.codec import header
+from streams.contracts.keys import partition_for
 from streams.errors import PoisonRecord
 from tests.unit.commands.rig import ACCOUNT, command_of
 
@@ -86,3 +89,21 @@ def test_property_messages_are_one_encodable_line(text: str) -> None:
     line = one_line(text)
     assert line.encode()
     assert "\n" not in line
+
+
+def test_w13_a_misplaced_command_that_cannot_be_sent_on_is_poison() -> None:
+    """Compressed, its headers may be larger than any topic takes again; then its partition would stand still."""
+    value = msgspec.json.encode(command_of("noop"))
+    wrong = next(partition for partition in range(2) if partition != partition_for(ACCOUNT, 2))
+    with pytest.raises(PoisonRecord) as caught:
+        read_envelope(Delivery(wrong, 0, ACCOUNT.encode(), value, [("name", b"v" * 5_000_000)]), 2)
+    assert caught.value.reason == "too_large"
+    kept = read_envelope(Delivery(wrong, 0, ACCOUNT.encode(), value, [("name", b"v" * 5_000)]), 2)
+    assert isinstance(kept, Misplaced)
+
+
+@pytest.mark.parametrize("mark", ["dlq_cut_from_bytes", "dlq_truncated"])
+def test_a_letter_that_was_cut_is_not_sent_again(mark: str) -> None:
+    letter = DeadLetter("user.active", 0, 7, b"key", b"{", [(mark, b"1")], NOW)
+    with pytest.raises(LetterUnknown):
+        again(letter, NOW)
