@@ -104,6 +104,9 @@ def complete(
 ) -> AccountInput:
     """Check, and fill in port and TLS mode: 993 is TLS, 143 is STARTTLS, unless said otherwise. Raises `BadAccount`."""
     host = host.strip().rstrip(".")
+    for name, text in (("user", user), ("host", host), ("user name", username), ("secret reference", secret_ref)):
+        if not _storable(text or ""):
+            raise BadAccount(f"the {name} must be text that can be stored: without NUL, valid Unicode")
     if not user or len(user) > 200:
         raise BadAccount("the user must have 1 to 200 characters")
     if not host or len(host) > 253 or any(character.isspace() or character in "/@:" for character in host):
@@ -124,10 +127,14 @@ def complete(
 def ask_secret(*, from_stdin: bool, file: Path | None, prompt: str) -> Secret:
     """A secret from stdin, from a file, or asked for without echo. Raises `click.UsageError` when there is none."""
     if from_stdin:
-        text = sys.stdin.read(MAX_SECRET_CHARS + 1)
+        try:
+            text = sys.stdin.read(MAX_SECRET_CHARS + 1)
+        except UnicodeDecodeError:
+            raise click.UsageError("the secret on stdin is not UTF-8") from None
     elif file is not None:
         try:
-            text = file.read_text("utf-8")
+            with file.open(encoding="utf-8") as opened:
+                text = opened.read(MAX_SECRET_CHARS + 2)  # a line break may end it; a device never ends
         except (OSError, UnicodeDecodeError) as error:
             raise click.UsageError(f"the file with the secret cannot be read ({type(error).__name__})") from None
     elif sys.stdin.isatty():
@@ -135,9 +142,19 @@ def ask_secret(*, from_stdin: bool, file: Path | None, prompt: str) -> Secret:
     else:
         raise click.UsageError("no terminal to ask for the password at: use --password-stdin or --password-file")
     text = text.removesuffix("\n").removesuffix("\r")
-    if not text or len(text) > MAX_SECRET_CHARS or any(character in text for character in "\r\n\0"):
+    if not _is_secret(text):
         raise click.UsageError("the secret must be one line that is not empty")
     return Secret(text)
+
+
+def _is_secret(text: str) -> bool:
+    fits = 0 < len(text) <= MAX_SECRET_CHARS and not any(character in text for character in "\r\n")
+    return fits and _storable(text)
+
+
+def _storable(text: str) -> bool:
+    """Whether PostgreSQL takes it: no NUL, and no lone surrogate, which JSON and arguments may hold."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def read_file(stream: IO[str]) -> Iterator[tuple[int, AccountInput | BadAccount]]:
@@ -146,7 +163,10 @@ def read_file(stream: IO[str]) -> Iterator[tuple[int, AccountInput | BadAccount]
     if start.lstrip().startswith("{"):
         yield from _json_lines(start, stream)
         return
-    names = [name.strip().lower() for name in next(csv.reader([start]), [])]
+    try:
+        names = [name.strip().lower() for name in next(csv.reader([start]), [])]
+    except csv.Error:
+        raise BadAccount("the first line is no CSV") from None
     if unknown := [name for name in names if name not in FIELDS]:
         raise BadAccount(f"the first line must name fields; {unknown[0][:40]!r} is none of {', '.join(sorted(FIELDS))}")
     if missing := {"user", "host", "username"} - set(names):
@@ -186,8 +206,8 @@ def _from_fields(found: Mapping[str, Any]) -> AccountInput | BadAccount:
     try:
         text = {name: _text(name, value) for name, value in found.items()}
         port = text.get("port", "")
-        if port and not port.isdecimal():
-            raise BadAccount("the port must be a number")
+        if port and not (port.isdecimal() and len(port) <= 5):  # Python refuses to read numbers of thousands of digits
+            raise BadAccount("the port must be a number between 1 and 65535")
         return complete(
             user=text.get("user", ""),
             host=text.get("host", ""),
@@ -205,8 +225,14 @@ def _credential(text: Mapping[str, str]) -> StoredCredential | None:
     if text.get("oauth_provider"):
         if not text.get("refresh_token"):
             raise BadAccount("oauth_provider needs refresh_token")
+        if not _is_secret(text["refresh_token"]) or not _storable(text["oauth_provider"]):
+            raise BadAccount("oauth_provider and refresh_token must be one line of text each")
         return StoredOAuth2(text["oauth_provider"], Secret(text["refresh_token"]))
-    return StoredPassword(Secret(text["password"])) if text.get("password") else None
+    if not text.get("password"):
+        return None
+    if not _is_secret(text["password"]):
+        raise BadAccount("the password must be one line of text")
+    return StoredPassword(Secret(text["password"]))
 
 
 def _text(name: str, value: Any) -> str:

@@ -14,7 +14,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec
 
@@ -87,6 +87,7 @@ def asynchronous(body: Callable[Concatenate[Invocation, P], Coroutine[Any, Any, 
         current = invocation()
         quiet_libraries()
         with _errors_to_exit_codes(current):
+            _check_text(kwargs.values())
             code = asyncio.run(body(current, *args, **kwargs))
             if code:
                 sys.exit(code)
@@ -102,6 +103,7 @@ def synchronous(body: Callable[Concatenate[Invocation, P], int | None]) -> Calla
         current = invocation()
         quiet_libraries()
         with _errors_to_exit_codes(current):
+            _check_text(kwargs.values())
             code = body(current, *args, **kwargs)
             if code:
                 sys.exit(code)
@@ -115,6 +117,19 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def _check_text(values: Iterable[object]) -> None:
+    """Raises `click.UsageError` for an argument that was not UTF-8: neither Kafka nor PostgreSQL takes it."""
+    for value in values:
+        if isinstance(value, tuple):
+            _check_text(value)
+        elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise click.UsageError("an argument is not valid UTF-8")
+
+
+_CLICKS_OWN: Final = (click.exceptions.Exit, click.exceptions.Abort, click.ClickException, SystemExit)
+"""What click itself makes a line and an exit code of; `Abort` is somebody who was asked and did not say yes."""
+
+
 class _errors_to_exit_codes:  # noqa: N801 - reads as the statement it is used in
     def __init__(self, current: Invocation) -> None:
         self._debug = current.debug
@@ -122,7 +137,7 @@ class _errors_to_exit_codes:  # noqa: N801 - reads as the statement it is used i
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool | None:
-        if error is None or self._debug or isinstance(error, (click.exceptions.Exit, click.ClickException, SystemExit)):
+        if error is None or self._debug or isinstance(error, _CLICKS_OWN):
             return None
         if isinstance(error, KeyboardInterrupt):
             sys.exit(EXIT_INTERRUPTED)

@@ -22,6 +22,7 @@ from streams.commands.export.arguments import Export
 from streams.commands.operations import Backfill, Resync, SyncNow, Verify
 from streams.commands.sending import CommandClient, Sent
 from streams.contracts import topics
+from streams.contracts.codec import Decoder, encode
 from streams.contracts.commands import (
     AnyCommandEvent,
     Command,
@@ -30,6 +31,7 @@ from streams.contracts.commands import (
     CommandStarted,
     CommandSuccess,
 )
+from streams.errors import PoisonRecord
 
 EXIT_UNFINISHED: Final = 3
 FOLLOW_S: Final = 3600.0
@@ -190,7 +192,7 @@ async def job(current: Invocation, /, kind: str, text: str, **common: Any) -> in
     """Send a job of any kind, for handlers of your own."""
     try:
         args = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise click.UsageError(f"--args: {error}") from None
     return await _send(current, topics.JOBS, kind, None, args, **common)
 
@@ -219,15 +221,7 @@ async def _send(
             msgspec.convert(args, args_type)
         except msgspec.ValidationError as error:
             raise click.UsageError(str(error)) from None
-    now = datetime.now(UTC)
-    command = Command(
-        command_id=command_id or str(uuid.uuid4()),
-        account_id=account,
-        kind=kind,
-        at=now,
-        args=args,
-        deadline=None if expires_s is None else now + timedelta(seconds=expires_s),
-    )
+    command = _command(account, kind, args, command_id, expires_s)
     as_json = as_json or current.json
     async with CommandClient.connected(current.settings) as client:
         if no_wait:
@@ -246,6 +240,23 @@ async def _send(
                 click.echo(f"not concluded after {follow_s:g} s; it goes on as {sent.command_id}", err=True)
                 return EXIT_UNFINISHED
     return _show_outcome(event, as_json)
+
+
+def _command(account: str, kind: str, args: dict[str, Any], command_id: str | None, expires_s: float | None) -> Command:
+    """The command, as its reader will take it: one that is poison has no conclusion that could be waited for."""
+    now = datetime.now(UTC)
+    try:
+        deadline = None if expires_s is None else now + timedelta(seconds=expires_s)
+    except (OverflowError, ValueError):
+        raise click.UsageError("--expires: there is no such time") from None
+    if command_id is None:
+        command_id = str(uuid.uuid4())
+    command = Command(command_id=command_id, account_id=account, kind=kind, at=now, args=args, deadline=deadline)
+    try:
+        Decoder[Command](Command)(encode(command))
+    except PoisonRecord as poison:
+        raise click.UsageError(f"this cannot be sent: {poison}") from None
+    return command
 
 
 def _show_sent(sent: Sent, as_json: bool) -> None:

@@ -40,6 +40,7 @@ def fails(cli: Invocation, *, kind: str) -> None:
         "defect": ZeroDivisionError("secret detail"),
         "usage": click.UsageError("which one?"),
         "interrupt": KeyboardInterrupt(),
+        "no": click.Abort(),
     }
     raise errors[kind]
 
@@ -111,3 +112,14 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_1() -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stderr) == (1, "the output cannot be written: No space left on device\n")
+
+
+def test_whoever_is_asked_and_does_not_say_yes_has_met_no_defect(root: click.Group) -> None:
+    code, _, stderr = run(root, "things", "fails", "no")
+    assert (code, stderr.strip()) == (1, "Aborted!")
+
+
+def test_w1_an_argument_that_is_not_utf_8_is_wrong_usage(root: click.Group) -> None:
+    code, _, stderr = run(root, "things", "fails", "a\udcffb")
+    assert code == 2
+    assert "UTF-8" in stderr

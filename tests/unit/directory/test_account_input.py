@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -101,7 +102,26 @@ def test_json_lines_of_each_kind() -> None:
         assert "canary" not in str(found[number])
 
 
-@pytest.mark.parametrize("text", ["", "user,host\n", "user,host,username,nonsense\n", "\x00\n"])
+@pytest.mark.parametrize("field", ["user", "host", "username", "password", "secret_ref", "refresh_token"])
+@pytest.mark.parametrize("wrong", ["a\0b", "a\ud800b"])
+def test_a_line_with_text_that_cannot_be_stored_is_refused_alone(field: str, wrong: str) -> None:
+    line = {"user": "u", "host": "h", "username": "a", field: wrong}
+    line |= {"oauth_provider": "google"} if field == "refresh_token" else {}
+    line |= {"password": "p"} if field in ("user", "host", "username") else {}
+    good = {"user": "u", "host": "h", "username": "a", "password": "p"}
+    found = dict(read_file(io.StringIO(f"{json.dumps(line)}\n{json.dumps(good)}\n")))
+    assert isinstance(found[1], BadAccount)
+    assert isinstance(found[2], AccountInput)
+
+
+def test_a_line_with_a_port_of_thousands_of_digits_is_refused_alone() -> None:
+    text = f"user,host,username,password,port\nu,h,a,p,{'9' * 5000}\nu,h,b,p,143\n"
+    found = dict(read_file(io.StringIO(text)))
+    assert isinstance(found[2], BadAccount)
+    assert isinstance(found[3], AccountInput)
+
+
+@pytest.mark.parametrize("text", ["", "user,host\n", "user,host,username,nonsense\n", "\x00\n", f'"{"a" * 200_000}"\n'])
 def test_a_file_without_the_needed_fields_is_refused_as_a_whole(text: str) -> None:
     with pytest.raises(BadAccount):
         list(read_file(io.StringIO(text)))
