@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Literal
 
@@ -192,7 +193,28 @@ class Process:
         self.phase = "starting"
         for stage in self._stages:
             self._begun.append(stage)
-            await _side_by_side([service.start() for service in stage.services])
+            await _side_by_side([self._begin(service) for service in stage.services])
+
+    async def _begin(self, service: Service) -> None:
+        """Start a service. What was there when it was checked, and is away now, is waited for as it was then."""
+        began = time.monotonic()
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                await service.start()
+            except ServiceUnavailable as error:
+                if self._connect_timeout_s is not None and time.monotonic() - began > self._connect_timeout_s:
+                    raise
+                log.warning(
+                    f"{service.name} cannot start yet",
+                    error=str(error),
+                    attempt=attempt,
+                    retry_in_s=self._retry_interval_s,
+                )
+                await asyncio.sleep(self._retry_interval_s)
+            else:
+                return
 
     async def _pass_checks(self) -> None:
         try:

@@ -31,7 +31,8 @@ class Health:
 class Service(Protocol):
     """Something that runs in the process for as long as the process lives.
 
-    `start` returns when the service runs by itself; it may be cancelled. `stop` has `deadline_s` seconds to finish
+    `start` returns when the service runs by itself; it may be cancelled, and is called again after it raised
+    `ServiceUnavailable`. `stop` has `deadline_s` seconds to finish
     what is in progress, then cancels the rest. It may be cancelled and called again with 0 (a second signal): then
     nothing is waited for. It is also called when `start` failed or was cancelled. `health` is called on the event
     loop, must be quick, never raises.

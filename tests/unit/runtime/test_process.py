@@ -107,6 +107,31 @@ def test_w3_a_broker_that_comes_late_is_one_line_per_retry() -> None:
     assert not [line for line in logs if "exc_info" in line]
 
 
+def test_w3_what_goes_away_between_its_check_and_the_start_is_waited_for() -> None:
+    """A broker that restarts in that second ended workers."""
+    order: list[str] = []
+
+    class Late(Recorded):
+        async def start(self) -> None:
+            await super().start()
+            if len(self.order) < 3:
+                raise ServiceUnavailable("nobody there")
+
+    shutdown = Shutdown(5.0)
+    with capture_logs() as logs:
+        assert run(shutdown, stages=[Stage([Late("late", order)]), Stage([Ending([])])]) == 0
+    assert order == ["+late", "+late", "+late", "-late"]
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["late cannot start yet"] * 2
+
+
+def test_w8_a_job_process_does_not_wait_for_longer_than_it_may() -> None:
+    class Never(Recorded):
+        async def start(self) -> None:
+            raise ServiceUnavailable("nobody there")
+
+    assert run(Shutdown(5.0), stages=[Stage([Never("never", [])])], connect_timeout_s=0.1) == 1
+
+
 def test_w4_a_stop_cancels_a_running_startup_hook_at_once() -> None:
     shutdown = Shutdown(30.0)
     order: list[str] = []
