@@ -228,8 +228,7 @@ class JobSessions:
         """A session for the block, logged in. Raises `AccountError` (`not_live` among them) or `RetryLater`."""
         link = AccountLink(account_id)
         session = await self._connector.open(link)
-        assert link.connection is not None
-        host, reason = link.connection.host.lower(), "failed"
+        reason = "failed"
         try:
             yield session
             reason = "done"
@@ -237,7 +236,7 @@ class JobSessions:
             reason = "cancelled"
             raise
         finally:
-            await self._connector.close(host, session, reason=reason)
+            await self._connector.close(session, reason=reason)
 
 
 def job_service(

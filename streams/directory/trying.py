@@ -15,7 +15,7 @@ from streams.directory.sources import CredentialSources
 from streams.errors import AccountError, AddressRefused, CredentialsRefused, InsecureConnection, MailstreamsError
 from streams.imap.addresses import AddressPolicy
 from streams.imap.connecting import connect
-from streams.imap.hosts import HostGate, HostPolicy
+from streams.imap.hosts import HostGate, HostPolicy, server_key
 from streams.imap.oauth import OAuthProvider
 from streams.imap.tls import client_tls_context
 from streams.imap.values import Limits, Options
@@ -86,7 +86,7 @@ class LoginTrial:
             command_timeout_s=self._settings.IMAP_COMMAND_TIMEOUT_S,
         )
         try:
-            async with self._gate.login(connection.host):
+            async with self._gate.login(server_key(connection.host, connection.port)):
                 session = await connect(
                     connection.endpoint,
                     limits=limits,

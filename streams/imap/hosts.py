@@ -20,6 +20,14 @@ from typing import Final
 from streams.errors import CommandTimedOut, ConnectionLost, HostBusy, RetryLater
 from streams.imap.pacing import Pace, Rates, Turn
 
+
+def server_key(host: str, port: int) -> str:
+    """The name under which the gate knows a mail server. With the port: one account whose port is wrong must not hold
+    back, by its failures, all others of the host.
+    """
+    return f"{host.lower().rstrip('.')}:{port}"
+
+
 _TIMER_LATE_S: Final = 0.005
 _MAX_IDLE_HOSTS: Final = 10_000
 # Codes of `ConnectionLost` and `CommandTimedOut` that tell of the host rather than of one session.

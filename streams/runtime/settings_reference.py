@@ -36,6 +36,7 @@ without any value of a secret, and the process exits with 2. Some rules span sev
 is final once there is data. Names end in their unit: `_S` seconds, `_MS` milliseconds, `_MIN` minutes, `_H` hours,
 `_D` days.
 
+A mail host, here, is a name with its port.
 `HOST_LOGINS_PER_S` and `HOST_BACKFILL_…` are meant for the whole fleet: each worker takes the part of them that it has
 of the partitions. Logins are spaced evenly, 1 / rate apart, without a burst after a quiet time, and ten at most are
 under way at once; who came first goes first. History is read in windows of `FETCH_WINDOW` messages at most, one account

@@ -16,7 +16,7 @@ from streams.errors import AccountError, CredentialsRefused, HostBusy, InsecureC
 from streams.imap.addresses import AddressPolicy
 from streams.imap.connecting import connect
 from streams.imap.credentials import CredentialSource
-from streams.imap.hosts import HostGate, HostPolicy
+from streams.imap.hosts import HostGate, HostPolicy, server_key
 from streams.imap.pacing import Rates, Turn
 from streams.imap.session import ImapSession
 from streams.imap.values import Limits, Options
@@ -66,9 +66,10 @@ def host_policy(settings: Settings) -> HostPolicy:
 class SessionMeter:
     """Tells the worker's observer what one session does, as it goes: connections of hot accounts last for days."""
 
-    __slots__ = ("_counted", "_observer", "session")
+    __slots__ = ("_counted", "_observer", "server", "session")
 
-    def __init__(self, observer: RuntimeObserver) -> None:
+    def __init__(self, observer: RuntimeObserver, server: str) -> None:
+        self.server = server
         self._observer = observer
         self._counted = 0
         self.session: ImapSession | None = None
@@ -163,12 +164,12 @@ class Connector:
     async def _login(self, link: AccountLink, connection: AccountConnection) -> ImapSession:
         if connection.tls == "plain" and not self._settings.IMAP_ALLOW_PLAINTEXT:
             raise InsecureConnection("the account is set to no TLS, and IMAP_ALLOW_PLAINTEXT is off")
-        host = connection.host.lower()
+        host = server_key(connection.host, connection.port)
         if self._open[host] >= self._settings.HOST_CONNECTIONS:
             raise HostBusy("HOST_CONNECTIONS are open already", code="host_connections")
         assert link.source is not None
         self._open[host] += 1
-        meter = SessionMeter(self._observer)
+        meter = SessionMeter(self._observer, host)
         try:
             async with self._gate.login(host):
                 session = await connect(
@@ -194,20 +195,19 @@ class Connector:
         self._meters[session] = meter
         return session
 
-    async def close(self, link_host: str, session: ImapSession, *, reason: str) -> None:
+    async def close(self, session: ImapSession, *, reason: str) -> None:
         """LOGOUT within its deadline and forget the session. Never raises on the network."""
-        self._open[link_host] -= 1
         self._observer.connection_closed(reason)
-        meter = self._meters.pop(session, None)
+        meter = self._meters.pop(session)
+        self._open[meter.server] -= 1
         try:
             if session.alive and reason != "cancelled":
                 await session.close()
             else:
                 session.abort()
         finally:
-            if meter is not None:
-                meter.count_bytes()
-                meter.session = None
+            meter.count_bytes()
+            meter.session = None
 
     def history_turn_now(self, host: str) -> Turn | None:
         """The same without waiting; None when it has to be waited for."""

@@ -45,6 +45,7 @@ from streams.errors import (
     RetryLater,
     ShardError,
 )
+from streams.imap.hosts import server_key
 from streams.imap.pacing import Rates, Turn
 from streams.imap.session import ImapSession
 from streams.observer import RuntimeObserver
@@ -515,7 +516,7 @@ class AccountRunner:
 
     def _host(self) -> str:
         connection = self._link.connection
-        return connection.host.lower() if connection is not None else ""
+        return server_key(connection.host, connection.port) if connection is not None else ""
 
     def _wake_for_history(self, state: AccountState) -> None:
         """The watcher has found a folder whose history is to be read: that is the poller's work, and not due only with
@@ -987,7 +988,7 @@ class AccountRunner:
                 self._services.connector.slow_down(host, error.retry_after_s)
             raise
         finally:
-            await self._services.connector.close(host, session, reason=reason)
+            await self._services.connector.close(session, reason=reason)
 
 
 _E = TypeVar("_E", bound=Exception)

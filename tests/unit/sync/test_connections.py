@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from streams.errors import CredentialsRefused
+from streams.errors import ConnectionLost, CredentialsRefused
 from streams.imap.hosts import HostGate, HostPolicy
 from streams.imap.tls import client_tls_context
+from streams.local.ports import free_port
 from streams.observer import NoopObserver
 from streams.sync.connections import AccountLink, Connector
 from tests.fixtures.runner import Running
@@ -64,7 +66,7 @@ async def test_w10_commands_and_bytes_are_counted_while_the_session_lives() -> N
         assert observer.received > before
         assert sum(observer.ignored.values()) == 1
         assert observer.received == session.traffic.bytes_received
-        await opener.close("127.0.0.1", session, reason="poll")
+        await opener.close(session, reason="poll")
         assert observer.commands["LOGOUT", "OK"] == 1
         assert observer.received == session.traffic.bytes_received
         assert observer.connections == 0
@@ -79,3 +81,20 @@ async def test_w10_a_refused_login_is_seen_too() -> None:
         assert observer.commands["AUTHENTICATE", "NO"] + observer.commands["LOGIN", "NO"] >= 1
         assert observer.received > 0
         assert observer.connections == 0
+
+
+async def test_s16_an_account_whose_port_is_wrong_holds_nobody_back() -> None:
+    """Nothing answers at its port: that says nothing about the server that the others of the host use."""
+    async with ImapServer([Account("user", "secret")], FULL) as server:
+        running = Running(server)
+        opener = connector(running, Counting())
+        right = running.directory.row
+        assert right is not None
+        running.directory.row = replace(right, port=free_port())
+        for _ in range(2):
+            with pytest.raises(ConnectionLost):
+                await opener.open(AccountLink(running.account_id))
+        running.directory.row = right
+        session = await opener.open(AccountLink(running.account_id))
+        await opener.close(session, reason="poll")
+        assert [state.failures for state in opener._gate.states()] == [2]  # they have nothing to do with each other
