@@ -106,6 +106,7 @@ class MailboxRecord(msgspec.Struct):
     aside_until: float | None = None
     scan_next: int = 0
     reconciled_at: float = 0.0
+    aside_at: float = 0.0
 
 
 class _FlagSegmentWire(msgspec.Struct, array_like=True):

@@ -147,7 +147,17 @@ def needs_visit(
         return True
     if server.highestmodseq != record.highestmodseq:
         return True
-    return now - record.reconciled_at >= full_after_s
+    return comparison_due(record, now=now, full_after_s=full_after_s)
+
+
+def is_aside(record: MailboxRecord, now: float) -> bool:
+    """Whether a mailbox is left alone still. One set aside in the future was so by a clock that was wrong."""
+    return record.aside_until is not None and record.aside_at <= now < record.aside_until
+
+
+def comparison_due(record: MailboxRecord, *, now: float, full_after_s: float) -> bool:
+    """Whether everything is to be compared again. A comparison in the future was recorded by a clock that was wrong."""
+    return not 0 <= now - record.reconciled_at < full_after_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
+from streams.domain.plan import is_aside
 from streams.errors import HostBusy, MailboxError, RetryLater
 from streams.imap.session import ImapSession
 from streams.settings import Settings
@@ -65,7 +66,7 @@ class Backfill:
             and box.synced
             # an old epoch is still to be ended, whatever the record says: earlier versions could leave one behind
             and (not box.record.backfill_done or box.record.previous is not None)
-            and not (box.record.aside_until is not None and box.record.aside_until > now)
+            and not is_aside(box.record, now)
         ]
         return min(open_boxes, key=lambda box: box.record.previous is None, default=None)
 

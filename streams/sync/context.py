@@ -107,7 +107,8 @@ def set_aside(ctx: PassContext, box: MailboxState, error: MailstreamsError) -> N
     if error.retry_after_s is not None:
         wait = max(wait, error.retry_after_s)
     record.aside = f"{error.code}: {error}"[:300]
-    record.aside_until = ctx.wall() + wait * (0.9 + 0.2 * random.random())
+    record.aside_at = ctx.wall()
+    record.aside_until = record.aside_at + wait * (0.9 + 0.2 * random.random())
     box.dirty = True
     ctx.result.failed[record.name] = record.aside
     ctx.observer.quarantined("mailbox", error.code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from streams.domain.mirror import MailboxRecord
-from streams.domain.plan import expected_count, is_whole
+from streams.domain.plan import expected_count, is_aside, is_whole
 from streams.imap.protocol.parser import canonical_name
 from streams.imap.values import Changes, ListedMailbox, MailboxStatus
 from streams.sync.state import AccountState
@@ -71,7 +71,7 @@ def _moved(record: MailboxRecord | None, told: MailboxStatus, *, modseqs: bool, 
     """Whether STATUS of a mailbox differs from what is known of it. What was not told says nothing."""
     if record is None:
         return True
-    if not record.selectable or record.view or (record.aside_until is not None and record.aside_until > wall):
+    if not record.selectable or record.view or is_aside(record, wall):
         return False
     if not record.visited:
         return True

@@ -182,7 +182,7 @@ class Host:
 
     def health(self) -> Health:
         """Not alive when a shard is stuck on its way; not ready while one is on its way."""
-        now = time.time()
+        now = time.monotonic()
         stuck = [
             f"shard {p} {s.phase.value} for {now - s.since:.0f} s: {s.error or 'no error'}"
             for p, s in self._shards.items()

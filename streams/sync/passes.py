@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
 from streams.domain.identity import choose_basis
-from streams.domain.plan import expected_count, is_whole, needs_visit, windows_newest_first
+from streams.domain.plan import comparison_due, expected_count, is_aside, is_whole, needs_visit, windows_newest_first
 from streams.errors import HostBusy, MailboxError, MailboxUnusable, MailstreamsError, RetryLater
 from streams.imap.session import ImapSession
 from streams.imap.values import Changes, Selected
@@ -30,7 +30,7 @@ from streams.sync.epochs import extend_history, first_visit, renumbered, reset
 from streams.sync.flags import apply_flags, flags_and_vanished
 from streams.sync.listing import apply_listing, list_server, show_views, views_among
 from streams.sync.moves import HeldRemovals
-from streams.sync.reading import Origin, Reader
+from streams.sync.reading import Origin, Reader, retry_due
 from streams.sync.state import AccountState, MailboxState
 
 log = logging.getLogger(__name__)
@@ -107,9 +107,9 @@ class AccountPass:
             box = state.mailboxes.get(record.mailbox_id)
             if box is None or not box.synced or (only is not None and record.mailbox_id != only):
                 continue
-            if record.aside_until is not None and record.aside_until > now and not full:
+            if is_aside(record, now) and not full:
                 continue
-            due = any(q.retry_at <= now for q in record.quarantined.values())
+            due = any(retry_due(q, now) for q in record.quarantined.values())
             interval = self._ctx.settings.FULL_RECONCILE_S
             if (
                 full
@@ -193,7 +193,7 @@ class AccountPass:
         vanished = await flags_and_vanished(self._ctx, session, box, selected, full=full or lost)
         await self._find_new(session, finding, selected, vanished)
         now = self._ctx.wall()
-        due = full or now - record.reconciled_at >= self._ctx.settings.FULL_RECONCILE_S
+        due = full or comparison_due(record, now=now, full_after_s=self._ctx.settings.FULL_RECONCILE_S)
         whole = is_whole(record)
         counted = expected_count(record) + len(finding.new) - len(vanished) == selected.exists
         # without QRESYNC only counts tell of removals; with it they tell of a server that forgot to
@@ -206,7 +206,7 @@ class AccountPass:
         for uid in [uid for uid in record.quarantined if uid in vanished]:
             del record.quarantined[uid]
             box.dirty = True
-        finding.again = BitMap(uid for uid, q in record.quarantined.items() if q.retry_at <= now and uid < watermark)
+        finding.again = BitMap(uid for uid, q in record.quarantined.items() if retry_due(q, now) and uid < watermark)
         held.hold(box, vanished & box.known())
         if record.aside is not None or record.unstable or record.failures:
             record.aside, record.aside_until, record.unstable, record.failures = None, None, 0, 0

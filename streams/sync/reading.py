@@ -21,6 +21,7 @@ from typing import Literal
 from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
+from streams.domain.backoff import is_ahead
 from streams.domain.identity import Basis, message_id_of
 from streams.domain.mirror import QUARANTINE_LIMIT, Quarantined
 from streams.domain.plan import uid_set
@@ -54,6 +55,15 @@ HTML_MIN_BYTES = 16_384
 HTML_MAX_BYTES = 32_768
 """What is fetched of an HTML part for a preview: much of it is style, of which nothing is shown."""
 _RETRY_AFTER_S = (3600.0, 6 * 3600.0, 24 * 3600.0)
+
+
+def _retry_after_s(attempts: int) -> float:
+    return _RETRY_AFTER_S[min(max(attempts, 1), len(_RETRY_AFTER_S)) - 1]
+
+
+def retry_due(quarantined: Quarantined, now: float) -> bool:
+    """Whether a message that was set aside is to be tried again."""
+    return not is_ahead(quarantined.retry_at, now=now, longest_s=1.1 * _retry_after_s(quarantined.attempts))
 
 
 @dataclass(slots=True)
@@ -303,7 +313,7 @@ class Reader:
         record = box.record
         before = record.quarantined.get(uid)
         attempts = 1 if before is None else before.attempts + 1
-        wait = _RETRY_AFTER_S[min(attempts - 1, len(_RETRY_AFTER_S) - 1)] * (0.9 + 0.2 * random.random())
+        wait = _retry_after_s(attempts) * (0.9 + 0.2 * random.random())
         if before is None and len(record.quarantined) >= QUARANTINE_LIMIT:
             raise MailboxUnusable(f"more than {QUARANTINE_LIMIT} messages cannot be read", code="too_many_unreadable")
         reason = reason[:REASON_CHARS]

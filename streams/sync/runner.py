@@ -107,6 +107,9 @@ class RunnerServices:
     on_dead: Callable[[AccountRunner, str], None]
     on_mail: Callable[[AccountRunner], None]
     wall: Callable[[], float] = time.time
+    """For what is recorded and shown."""
+    clock: Callable[[], float] = time.monotonic
+    """For what is waited for: a wall clock may be set while a poll is due."""
 
 
 @dataclass(slots=True)
@@ -134,7 +137,6 @@ class AccountRunner:
         self.mail_known = False
         self.failure: Failure | None = None
         self.retry_at: float | None = None
-        self.next_poll_at: float = 0.0
         self.last_sync_at: float | None = None
         self.mailboxes = 0
         self.messages = 0
@@ -157,6 +159,7 @@ class AccountRunner:
         self._tier_dirty = False
         self._heat_dirty = False
         self._tier_event = asyncio.Event()
+        self._due_at = 0.0
         self._not_before = 0.0
         self._begun: set[str] = set()
         self._working: set[str] = set()
@@ -185,9 +188,8 @@ class AccountRunner:
                 self._ready.set()
             self._guard_against_crash_loop(record)
             if record.caught_up and record.last_poll_at is not None and not self._history_left(log_now):
-                now = self._services.wall()
-                due = record.last_poll_at + self._interval()
-                self.next_poll_at = min(max(due, now), now + random.random() * self._interval())
+                left = record.last_poll_at + self._interval() - self._services.wall()
+                self._due_at = self._services.clock() + min(max(left, 0.0), random.random() * self._interval())
         if session_active and self.tier != "hot":
             self.set_tier("hot", "session")
         elif not recorded:
@@ -201,8 +203,11 @@ class AccountRunner:
         count = record.unfinished
         if count < CRASH_LOOP_AFTER:
             return
-        wait = min(self._settings.BACKOFF_MAX_S, CRASH_LOOP_WAIT_S * 2.0 ** min(count - CRASH_LOOP_AFTER, 16))
-        self._not_before = self.retry_at = record.unfinished_at + wait * (0.5 + random.random())
+        longest = min(self._settings.BACKOFF_MAX_S, CRASH_LOOP_WAIT_S * 2.0 ** min(count - CRASH_LOOP_AFTER, 16))
+        # not longer than this from now on, should the process that ended have had a wrong clock
+        since = min(record.unfinished_at, self._services.wall())
+        self.retry_at = since + longest * (0.5 + random.random())
+        self._not_before = self._services.clock() + self.retry_at - self._services.wall()
         self.failure = Failure(
             "crash_loop", f"{count} processes in a row ended while they worked on this account", self._services.wall()
         )
@@ -265,7 +270,7 @@ class AccountRunner:
         """Change shape in place; recorded and published with the next write of the account."""
         if (tier, reason) == (self.tier, self.tier_reason):
             return
-        now = self._services.wall()
+        now = self._services.clock()
         previous, self.tier, self.tier_reason = self.tier, tier, reason
         self._tier_dirty = True
         if previous != tier:
@@ -274,9 +279,9 @@ class AccountRunner:
                 # What came meanwhile is looked for over the connection that watches: a poll would be a second login.
                 self._look_due = self._ready.is_set()
                 soon = random.random() * self._settings.POLL_WARM if self._look_due else 0.0
-                self.next_poll_at = min(self.next_poll_at, now + soon)
+                self._due_at = min(self._due_at, now + soon)
             elif tier == "warm" and previous == "cold":
-                self.next_poll_at = min(self.next_poll_at, now + random.random() * self._settings.POLL_WARM)
+                self._due_at = min(self._due_at, now + random.random() * self._settings.POLL_WARM)
         self._wake_all()
 
     def set_heat(self, until: datetime | None) -> None:
@@ -294,7 +299,7 @@ class AccountRunner:
 
     def poke(self) -> None:
         """Poll now."""
-        self.next_poll_at = 0.0
+        self._due_at = 0.0
         self.retry_at = None
         self._not_before = 0.0
         self._wake_all()
@@ -303,6 +308,13 @@ class AccountRunner:
         self._poll_wake.set()
         self._watch_wake.set()
         self._tier_event.set()
+
+    @property
+    def next_poll_at(self) -> float:
+        """When the next poll is due (unix seconds, as the wall clock stands now); 0 for at once."""
+        if self._due_at == 0.0:
+            return 0.0
+        return self._services.wall() + self._due_at - self._services.clock()
 
     @property
     def watching(self) -> bool:
@@ -358,14 +370,14 @@ class AccountRunner:
         self._services.on_dead(self, reason)
 
     async def _poll_forever(self, shard_log: ShardLog) -> None:
-        if self._not_before > self._services.wall():
+        if self._not_before > self._services.clock():
             await self._tell(shard_log)
         while not self._stopping:
-            delay = max(self.next_poll_at, self._not_before) - self._services.wall()
+            delay = max(self._due_at, self._not_before) - self._services.clock()
             if delay > 0:
                 await _wait(self._poll_wake, delay)
                 continue
-            if self.last_sync_at is not None and self.next_poll_at > 0:
+            if self.last_sync_at is not None and self._due_at > 0:
                 self._services.observer.poll_lateness(-delay)
             if self.phase != "running":
                 self._enter("syncing")
@@ -378,7 +390,7 @@ class AccountRunner:
                         raise
                     wait = await self._failed(shard_log, error)
                     if self.retry_at is not None:  # else it was poked, or went well elsewhere, while this was written
-                        self.next_poll_at = self._services.wall() + wait
+                        self._due_at = self._services.clock() + wait
             except ProducerLost:
                 shard_log = await self._next_log()
 
@@ -386,7 +398,7 @@ class AccountRunner:
         """Passes and history on one connection, until there is no history left or the account changes shape."""
         await self._begin_work(shard_log, "poll")
         while not self._stopping:
-            started = self._services.wall()
+            started = self._services.clock()
             async with self._lock:
                 state = self._load(shard_log)
                 account_pass = AccountPass(
@@ -398,7 +410,7 @@ class AccountRunner:
                 finally:
                     await self._leave(state, account_pass)
             self._ready.set()
-            self.next_poll_at = started + jittered(self._interval(), random=random.random())
+            self._due_at = started + jittered(self._interval(), random=random.random())
             if not await self._read_history(shard_log, session, slowly=self._throttled(session)):
                 return
 
@@ -473,11 +485,11 @@ class AccountRunner:
         """Leave to read one window, of the account's rates and of the host's. None: a poll is due first, the runner
         stops, or (not `patient`) it has to be waited for.
         """
-        while self._history_at > (now := self._services.wall()) and not self._stopping and now < self.next_poll_at:
+        while self._history_at > (now := self._services.clock()) and not self._stopping and now < self._due_at:
             if not patient:
                 return None
-            await _wait(self._poll_wake, min(self._history_at, self.next_poll_at) - now)
-        if self._stopping or self._services.wall() >= self.next_poll_at:
+            await _wait(self._poll_wake, min(self._history_at, self._due_at) - now)
+        if self._stopping or self._services.clock() >= self._due_at:
             return None
         connector, host = self._services.connector, self._host()
         turn = connector.history_turn_now(host)
@@ -495,7 +507,7 @@ class AccountRunner:
         taken = False
         try:
             while not task.done():
-                left = self.next_poll_at - self._services.wall()
+                left = self._due_at - self._services.clock()
                 if self._stopping or left <= 0:
                     return None
                 wake = asyncio.ensure_future(self._poll_wake.wait())
@@ -523,14 +535,14 @@ class AccountRunner:
         the next poll.
         """
         if not self._reading_history and _phase_of(state) == "syncing":
-            self.next_poll_at = min(self.next_poll_at, self._services.wall())
+            self._due_at = min(self._due_at, self._services.clock())
             self._poll_wake.set()
 
     def _pay(self, turn: Turn, messages: int, received: int) -> None:
         """What a window cost: to the host's rates, and to the account's own, which say when its next may be read."""
         turn.settle(messages, received)
         own = Rates(self._settings.BACKFILL_MESSAGES_PER_S, self._settings.BACKFILL_BYTES_PER_S)
-        self._history_at = max(self._history_at, self._services.wall()) + own.seconds(messages, received)
+        self._history_at = max(self._history_at, self._services.clock()) + own.seconds(messages, received)
 
     async def _begin_work(self, shard_log: ShardLog, what: str) -> None:
         """Leave a mark that work has begun; found later, it says that the process did not live to take it away."""
@@ -571,8 +583,8 @@ class AccountRunner:
             if self.tier != "hot":
                 await _wait(self._watch_wake, None)
                 continue
-            if self._not_before > self._services.wall():
-                await _wait(self._watch_wake, self._not_before - self._services.wall())
+            if self._not_before > self._services.clock():
+                await _wait(self._watch_wake, self._not_before - self._services.clock())
                 continue
             if not self._ready.is_set():
                 # the first pass tells whether there is an INBOX, and whether the account can be reached at all
@@ -629,7 +641,7 @@ class AccountRunner:
                         raise RetryLater("the server shows no INBOX", code="no_inbox")
                     inbox = box.record.wire_name
                     if failed:
-                        failed, self._look_due, started = False, False, self._services.wall()
+                        failed, self._look_due, started = False, False, self._services.clock()
                         await account_pass.run(session, always=inbox)
                         await self._passed(state, account_pass, started)
                         if session.selected != inbox:
@@ -640,7 +652,7 @@ class AccountRunner:
                     if first:
                         # the STATUS of every folder comes first, so that nothing lies between a look and the watching
                         hints.answered(accepted=await session.notify())
-                    promoted, started = self._look_due, self._services.wall()
+                    promoted, started = self._look_due, self._services.clock()
                     look = promoted or hints.wait_s(time.monotonic()) == 0.0
                     if session.pending_changes:
                         changes = session.take_changes()
@@ -743,7 +755,7 @@ class AccountRunner:
         added = 0
         async with self._session("command") as session:
             while not self._stopping:
-                if (left := self._history_at - self._services.wall()) > 0:
+                if (left := self._history_at - self._services.clock()) > 0:
                     await asyncio.sleep(min(left, 1.0))
                     continue
                 turn = await self._services.connector.history_turn(self._host())
@@ -810,7 +822,7 @@ class AccountRunner:
         record = state.record
         self.failure, self.retry_at, self._credential_refusals = None, None, 0
         self.last_sync_at = self._services.wall()
-        record.last_poll_at = started
+        record.last_poll_at = self.last_sync_at - (self._services.clock() - started)
         state.touch()
         if not record.caught_up and all(
             box.record.visited or box.record.aside is not None or not box.synced for box in state.mailboxes.values()
@@ -818,7 +830,7 @@ class AccountRunner:
             record.caught_up = True
             state.emit(events.AccountCaughtUp, mailboxes=len(state.mailboxes), messages=state.total_messages())
         self._enter(_phase_of(state))
-        self.next_poll_at = started + jittered(self._interval(), random=random.random())
+        self._due_at = started + jittered(self._interval(), random=random.random())
         self._publish_status(state)
         await account_pass.reader.settle()
 
@@ -837,9 +849,9 @@ class AccountRunner:
             len(state.mailboxes),
             state.total_messages(),
         )
-        if told == self._published and now - self._published_at < STATUS_EVERY_S:
+        if told == self._published and self._services.clock() - self._published_at < STATUS_EVERY_S:
             return
-        self._published, self._published_at = told, now
+        self._published, self._published_at = told, self._services.clock()
         error = None
         if failure is not None:
             error = SyncError(code=failure.code, message=failure.message, at=_at(failure.at))
@@ -865,7 +877,7 @@ class AccountRunner:
                 messages=state.total_messages(),
                 backfill_remaining=left,
                 last_sync_at=None if last_sync_at is None else _at(last_sync_at),
-                next_poll_at=_at(self.next_poll_at) if self.next_poll_at > 0 else None,
+                next_poll_at=_at(self.next_poll_at) if self._due_at > 0 else None,
                 newest_mail_at=None if self.newest_mail_at is None else _at(self.newest_mail_at),
                 tier_reason=self.tier_reason,
                 heat_until=self.heat_until,

@@ -59,7 +59,7 @@ class Shard:
         """`after` is the end of an earlier tenure of the same partition here: two never overlap in the local store."""
         self.partition = partition
         self.phase = ShardPhase.IDLE
-        self.since = self.active_at = time.time()
+        self.since = time.monotonic()
         self.error: str | None = None
         self._settings = settings
         self._store = store
@@ -129,11 +129,10 @@ class Shard:
             await asyncio.wait({self._after}, timeout=30.0)
         while True:
             event = await self._events.get()
-            self.active_at = time.time()
             before = self.phase
             self.phase, actions = step(self.phase, event)
             if self.phase is not before:
-                self.since = time.time()
+                self.since = time.monotonic()
                 log.info("shard %d: %s, now %s", self.partition, event.value, self.phase.value)
             for action in actions:
                 try:

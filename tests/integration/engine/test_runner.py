@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -18,6 +19,8 @@ from tests.integration.engine.test_cursors import fill
 from tests.scripted_imap.bending import Drop, Hang, Reset
 from tests.scripted_imap.model import Account
 from tests.scripted_imap.server import BARE, BASE, CONDSTORE, GMAIL, QRESYNC, Profile
+
+DAY_S = 86_400.0
 
 
 async def settled(running: Running, account: Account) -> None:
@@ -321,6 +324,45 @@ async def test_case_18_an_account_that_kills_its_process_has_to_wait(account: Ac
         lambda: mirror.decode_account(running.truth.mirror[mirror.account_key(running.account_id)]).unfinished == 0
     )
     await until(lambda: "error" not in running.statuses()[-1])
+
+
+async def test_case_18_a_wait_that_was_recorded_by_a_wrong_clock_is_not_longer(account: Account, run: Run) -> None:
+    """The clock of the processes that died was days ahead: the account waits as long as it would have, not days."""
+    fill(account, 10)
+    running = await run(QRESYNC)
+    bend = running.server.bend(r"^UID FETCH", lambda lines: [Hang()])
+    for _ in range(3):
+        running.runner._services.wall = lambda: time.time() + 2 * DAY_S
+        fetches = running.server.counts["UID FETCH"]
+        await running.start()
+        await until(lambda fetches=fetches: running.server.counts["UID FETCH"] > fetches)
+        await running.crash()
+    bend.times = 0
+    await running.start()
+    assert running.runner.phase == "backing_off"
+    await settled(running, account)
+
+
+@pytest.mark.parametrize("hot", [False, True])
+async def test_s16_polls_go_on_when_the_wall_clock_is_set(hot: bool, account: Account, run: Run) -> None:
+    """Two days back, two days on, and right again, while a poll is due and while a failure is waited out."""
+    running = await run(QRESYNC)
+    ahead_s = 0.0
+    running.runner._services.wall = lambda: time.time() + ahead_s
+    await running.start(hot=hot)
+    await settled(running, account)
+    for number, ahead_s in enumerate((-2 * DAY_S, 2 * DAY_S, 0.0)):  # noqa: B007
+        account.mailboxes["INBOX"].deliver(letter(100 + number))
+        account.create(f"Box {number}")
+        await settled(running, account)
+    bend = running.server.bend(r"^LIST", lambda lines: [Drop()])
+    await until(lambda: running.runner.retry_at is not None)
+    ahead_s = -2 * DAY_S
+    bend.times = 0
+    fill(account, 1, first=200)
+    await settled(running, account)
+    shown = running.runner.next_poll_at - (time.time() + ahead_s)
+    assert shown <= running.settings.POLL_WARM * 1.1
 
 
 async def test_case_18_failures_that_harm_nobody_do_not_count(account: Account, run: Run) -> None:

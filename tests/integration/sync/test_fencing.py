@@ -29,7 +29,7 @@ async def test_s6_a_shard_that_stays_keeps_its_connections(
     assert runner is not None
     runner.set_tier("hot", "session")
     await eventually(lambda: runner.watching)
-    runner.next_poll_at += 3600
+    runner._due_at += 3600
     logins = mail_user.server.logins(mail_user.name)
     second = await plane.host("w2", assign=False)
     await plane.assign(first, {home})

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from streams.domain.backoff import is_ahead
 from streams.domain.mirror import MailboxRecord, Quarantined
 from streams.domain.plan import (
     ServerMailbox,
     attributes_differ,
+    comparison_due,
     expected_count,
+    is_aside,
     is_renumbered,
     is_whole,
     mismatches,
@@ -271,3 +274,31 @@ def test_property_spans_are_gapless_and_hold_at_most_so_many(uids: set[int], siz
     assert spans[-1][1] == max(uids)
     assert all(low == before[1] + 1 for before, (low, _) in itertools.pairwise(spans))
     assert all(1 <= sum(low <= uid <= high for uid in uids) <= size for low, high in spans)
+
+
+# --- clocks that were wrong ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("now", "due"), [(5000.0, False), (4999.9, True), (8599.9, False), (8600.0, True), (5000.0 - 2 * 86_400, True)]
+)
+def test_a_comparison_in_the_future_counts_for_nothing(now: float, due: bool) -> None:
+    """A worker whose clock was days ahead compared a mailbox: that must not be the last time for days."""
+    assert comparison_due(record(reconciled_at=5000.0), now=now, full_after_s=3600.0) is due
+
+
+@pytest.mark.parametrize(
+    ("now", "aside"), [(4999.0, False), (5000.0, True), (5059.0, True), (5060.0, False), (5000.0 - 86_400, False)]
+)
+def test_a_mailbox_set_aside_in_the_future_is_not_left_alone(now: float, aside: bool) -> None:
+    assert is_aside(record(aside="busy", aside_at=5000.0, aside_until=5060.0), now) is aside
+
+
+def test_what_was_set_aside_before_that_moment_was_recorded_is_left_alone() -> None:
+    assert is_aside(record(aside="busy", aside_until=5060.0), 4000.0)
+    assert not is_aside(record(), 4000.0)
+
+
+@pytest.mark.parametrize(
+    ("until", "ahead"), [(999.0, False), (1000.0, False), (1001.0, True), (1060.0, True), (1061.0, False)]
+)
+def test_nothing_is_waited_for_longer_than_anybody_waits(until: float, ahead: bool) -> None:
+    assert is_ahead(until, now=1000.0, longest_s=60.0) is ahead
