@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 
 FUZZ_SECONDS ?= 60
 
-.PHONY: help venv check schemas test unit bench demo storm storm-selftest soak fuzz stack dovecot cyrus clean
+.PHONY: help venv check schemas test unit bench demo storm storm-selftest soak fuzz stack dovecot cyrus faketime clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "; print "mailstreams\n"} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,13 +45,16 @@ schemas: $(STAMP) ## write schemas/ anew from the records
 unit: $(STAMP) ## unit and contract tests only: no services
 	$(BIN)/python -m pytest tests/unit tests/contract $(PYTEST_ARGS)
 
-test: $(STAMP) dovecot cyrus ## every test, on real Kafka, PostgreSQL and Dovecot
+test: $(STAMP) dovecot cyrus faketime ## every test, on real Kafka, PostgreSQL and Dovecot
 	@# once before they start side by side: the first start of Kafka on a machine fetches jars and trains its JVM
 	$(BIN)/python -m tests.fixtures.rehearsal
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(PYTEST_ARGS)
 
 dovecot: # what the tests require and pip cannot bring
 	@bin/ensure-dovecot
+
+faketime: # storms do without where it cannot be had
+	@bin/ensure-faketime
 
 cyrus: # for one compatibility run, where it can be had
 	@bin/ensure-cyrus
@@ -65,7 +68,7 @@ demo: $(STAMP) ## real mail flowing from a mail server into the log and the data
 stack: $(STAMP) ## Kafka, PostgreSQL and a mail server in the foreground, their data kept in .local (STACK=directory)
 	@exec $(BIN)/python -m streams.local --keep $(STACK)
 
-storm: $(STAMP) dovecot ## faults at random under load, with an independent checker
+storm: $(STAMP) dovecot faketime ## faults at random under load, with an independent checker
 	$(BIN)/python -m tests.storm $(STORM_ARGS)
 
 storm-selftest: $(STAMP) dovecot cyrus ## proof that the checker of `storm` finds what is broken on purpose

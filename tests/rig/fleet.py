@@ -28,6 +28,7 @@ from tests.rig.mailer import Mailer
 from tests.rig.watch import LogWatch
 from tests.rig.worker import ROOT, Worker
 from tests.storm.checker import rules
+from tests.storm.checker.clocks import Jump
 from tests.storm.checker.database import read_database
 from tests.storm.checker.log import Kafka, read_raw
 from tests.storm.checker.server import Login
@@ -102,6 +103,7 @@ class Fleet:
         self.versions: dict[str, int] = {}
         self.secrets: list[str] = []
         self.commands: set[str] = set()
+        self.jumps: list[Jump] = []
         self.watch = LogWatch(self.kafka)
         self.producer: AIOKafkaProducer
 
@@ -262,6 +264,7 @@ class Fleet:
             commands=frozenset(self.commands),
             secrets=self.secrets,
             logs=[worker.log for worker in self.workers.values()],
+            jumps=self.jumps,
             stopped=frozenset(stopped),
         )
 

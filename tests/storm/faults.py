@@ -10,15 +10,18 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 import psutil
 
 from tests.rig.fleet import Fleet
 from tests.rig.worker import Worker
+from tests.storm.checker.clocks import Jump
 from tests.storm.services import StormServices
 
 STOP_WITHIN_S: Final = 45.0
+LONGEST_JUMP_S: Final = 2 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Faults:
         self.happened: list[Happened] = []
         self.deaths: list[str] = []
         """Workers that ended without being told to."""
+        self.shortest_jump_s = 600.0
+        """Clock jumps are longer than a whole storm, so that the checker can tell whose time is wrong."""
         self._fleet = fleet
         self._services = services
         self._random = random_
@@ -49,8 +54,11 @@ class Faults:
 
     async def run(self, over: asyncio.Event) -> None:
         """Break things until `over` is set."""
+        kinds = dict(self._catalogue)
+        if not self._services.clocks:
+            del kinds[Faults._jump_clock]
         while not over.is_set():
-            fault = self._random.choices([f for f, _ in self._catalogue], weights=[w for _, w in self._catalogue])[0]
+            fault = self._random.choices(list(kinds), weights=list(kinds.values()))[0]
             await fault(self)
             self.revive()
             try:
@@ -69,6 +77,8 @@ class Faults:
         """Everything is well again: services up, proxies open, workers running."""
         for proxy in self._services.proxies:
             proxy.heal()
+        for clock in self._services.clocks.values():
+            clock.set(0)
         for worker in self._fleet.workers.values():
             worker.resume()
         self.revive()
@@ -125,6 +135,22 @@ class Faults:
         if not worker.running:
             # Ending is what it may do without a place for its state.
             worker.start()
+
+    async def _jump_clock(self) -> None:
+        """The wall clock of a worker is far off for a while; monotonic time goes on."""
+        worker, wait = self._worker(), self._random.uniform(3, 15)
+        far_s = int(self.shortest_jump_s * (LONGEST_JUMP_S / self.shortest_jump_s) ** self._random.random())
+        ahead_s = self._random.choice((far_s, -far_s))
+        self._told(
+            "clock jumps",
+            f"{worker.name}, {timedelta(seconds=far_s)} {'on' if ahead_s > 0 else 'back'}, "
+            f"right again after {wait:.1f} s",
+        )
+        clock, began = self._services.clocks[worker.name], time.time()
+        clock.set(ahead_s)
+        await asyncio.sleep(wait)
+        clock.set(0)
+        self._fleet.jumps.append(Jump(worker.name, ahead_s * 1000, int(began * 1000), int(time.time() * 1000)))
 
     # --- services
     async def _service(
@@ -195,6 +221,7 @@ class Faults:
         (_nap_worker, 4),
         (_stop_worker, 8),
         (_full_disk, 3),
+        (_jump_clock, 8),
         (_stop_kafka, 3),
         (_kill_kafka, 3),
         (_pause_kafka, 3),

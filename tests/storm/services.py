@@ -13,6 +13,7 @@ from streams.local.dovecot import Dovecot, DovecotOptions
 from streams.local.kafka import Kafka
 from streams.local.ports import HOST, free_port
 from streams.local.postgres import Postgres
+from tests.rig.clock import Clock, library, sweep
 from tests.rig.proxy import Proxy
 
 SERVERS: Final = {
@@ -51,8 +52,11 @@ class ProxiedKafka(Kafka):
 class StormServices:
     """Everything a storm needs, started and stopped by `async with`."""
 
-    def __init__(self, directory: Path, workers: Sequence[str]) -> None:
+    def __init__(self, directory: Path, workers: Sequence[str], *, clocks: bool = False) -> None:
+        """With `clocks` each worker has a wall clock of its own, where that can be had."""
         self.directory = directory
+        preloaded = library() if clocks else None
+        self.clocks = {name: Clock(directory / f"{name}.clock", preloaded) for name in workers if preloaded}
         doors = {name: (free_port(), free_port()) for name in workers}
         self.kafka = ProxiedKafka(directory / "kafka", list(doors.values()))
         self.postgres = Postgres(directory / "postgres")
@@ -80,6 +84,8 @@ class StormServices:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+        if self.clocks:
+            sweep()
 
     @property
     def proxies(self) -> list[Proxy]:
@@ -93,4 +99,5 @@ class StormServices:
         return {
             "KAFKA_BOOTSTRAP_SERVERS": f"{HOST}:{self.kafka_proxies[worker].port}",
             "POSTGRES_DSN": f"postgresql://{user}@{HOST}:{self.postgres_proxies[worker].port}/{database}",
+            **(self.clocks[worker].environment if worker in self.clocks else {}),
         }

@@ -27,6 +27,9 @@ from tests.storm.talk import TOPICS, Talk
 REST_S: Final = 150.0
 """Everything must be true within this long after the last fault."""
 
+LONGEST_END_S: Final = 900.0
+"""Nothing of a storm comes later than this after its last fault."""
+
 SETTINGS: Final = {
     "PARTITIONS": "6",
     "KAFKA_SESSION_TIMEOUT_S": "6",
@@ -97,7 +100,9 @@ async def storm(options: Options, directory: Path, say: Callable[[str], None] = 
     """Run one. `directory` keeps every log; the caller removes it."""
     began = time.monotonic()
     names = [f"worker-{number}" for number in range(1, options.workers + 1)]
-    async with StormServices(directory, names) as services:
+    async with StormServices(directory, names, clocks=options.faults) as services:
+        if options.faults and not services.clocks:
+            say(f"seed {options.seed}: no clock jumps, libfaketime is not installed")
         random_ = random.Random(options.seed)
         async with running_fleet(
             directory,
@@ -167,6 +172,7 @@ async def _blow(
 ) -> tuple[Faults, Talk]:
     over = asyncio.Event()
     faults = Faults(fleet, services, random.Random(f"{options.seed}/faults"), pause_s=options.fault_pause_s)
+    faults.shortest_jump_s = options.minutes * 60 + LONGEST_END_S
     talk = Talk(fleet, random.Random(f"{options.seed}/talk"), pause_s=options.pause_s)
     async with asyncio.TaskGroup() as group:
         for script in scripts:

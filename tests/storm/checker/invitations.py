@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from tests.storm.checker.clocks import Jump, right_ms
 from tests.storm.checker.findings import Finding
 from tests.storm.checker.fold import by_partition
 from tests.storm.checker.log import Event
@@ -50,18 +51,19 @@ def log_records(logs: Sequence[Path]) -> list[dict[str, Any]]:
     return found
 
 
-def assignments(records: Iterable[dict[str, Any]]) -> list[Assignment]:
+def assignments(records: Iterable[dict[str, Any]], jumps: Sequence[Jump] = ()) -> list[Assignment]:
     """Every assignment that the records tell of, oldest first."""
     found = []
     for record in records:
         if match := _LINE.match(str(record.get("event", ""))):
             at = datetime.fromisoformat(record["timestamp"])
             numbers = frozenset(int(number) for number in match["partitions"].split(",") if number.strip())
-            found.append(Assignment(int(at.timestamp() * 1000), record["worker"], int(match["generation"]), numbers))
+            at_ms = right_ms(record["worker"], int(at.timestamp() * 1000), jumps)
+            found.append(Assignment(at_ms, record["worker"], int(match["generation"]), numbers))
     return sorted(found, key=lambda each: each.at_ms)
 
 
-def uninvited(events: Iterable[Event], given: Sequence[Assignment]) -> Iterator[Finding]:
+def uninvited(events: Iterable[Event], given: Sequence[Assignment], jumps: Sequence[Jump] = ()) -> Iterator[Finding]:
     """Writers that began in an older generation than another worker had been given the partition in."""
     for partition, ordered in by_partition(events):
         begun: set[str | None] = set()
@@ -70,11 +72,12 @@ def uninvited(events: Iterable[Event], given: Sequence[Assignment]) -> Iterator[
                 continue
             begun.add(event.writer)
             worker = (event.writer or "").rpartition("/")[0]
-            mine = [a.generation for a in given if a.worker == worker and a.at_ms <= event.timestamp_ms]
+            at_ms = right_ms(worker, event.timestamp_ms, jumps)
+            mine = [a.generation for a in given if a.worker == worker and a.at_ms <= at_ms]
             others = [
                 a
                 for a in given
-                if a.worker != worker and partition in a.partitions and a.at_ms + _ON_THE_WAY_MS < event.timestamp_ms
+                if a.worker != worker and partition in a.partitions and a.at_ms + _ON_THE_WAY_MS < at_ms
             ]
             newest = max(others, key=lambda a: a.generation, default=None)
             if mine and newest is not None and max(mine) < newest.generation:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.storm.checker import rules
+from tests.storm.checker.clocks import Jump
 from tests.storm.checker.database import Database, every_text, read_database
 from tests.storm.checker.findings import Report
 from tests.storm.checker.fold import FoldedAccount, fold
@@ -53,6 +54,9 @@ class World:
     commands: frozenset[str] = frozenset()
     secrets: Sequence[str] = field(default=(), repr=False)
     logs: Sequence[Path] = ()
+    jumps: Sequence[Jump] = ()
+    """Wrong clocks of workers."""
+
     scripts_at_rest: bool = True
     """Nobody but the product has touched the mail since the journals were written."""
 
@@ -120,7 +124,8 @@ async def check(world: World) -> Seen:
     report.add(rules.strange_records(strange))
     report.add(rules.sequences(events))
     report.add(rules.writers(events))
-    report.add(uninvited(events, assignments(await asyncio.to_thread(log_records, world.logs))))
+    given = assignments(await asyncio.to_thread(log_records, world.logs), world.jumps)
+    report.add(uninvited(events, given, world.jumps))
     for account in accounts.values():
         report.add(account.nonsense)
     unopened = await read_contradicted(world.logins, servers)

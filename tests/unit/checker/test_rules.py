@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.storm.checker import rules
+from tests.storm.checker.clocks import Jump
 from tests.storm.checker.database import Database, Row
 from tests.storm.checker.findings import Report, UntrueError
 from tests.storm.checker.fold import FoldedAccount, fold
@@ -273,6 +274,30 @@ def test_s3_a_writer_of_an_older_generation_is_uninvited() -> None:
     assert [f.rule for f in uninvited([*rightful, sleeper], given)] == ["uninvited_writer"]
     again = [*given, Assignment(19_000, "one", 3, frozenset({0, 1}))]
     assert list(uninvited([*rightful, sleeper], again)) == []
+
+
+def test_a_wrong_clock_makes_nobody_uninvited() -> None:
+    """What a worker tells while its clock is wrong is taken for the right time, of its log and of its events."""
+    day = 86_400_000
+    jumps = [Jump("one", day, 10_000, 20_000), Jump("two", -day, 30_000, 40_000)]
+    lines = [
+        {"event": f"assignment of generation {number}: partitions [0]", "worker": worker, "timestamp": at}
+        for number, worker, at in (
+            (1, "one", "1970-01-02T00:00:12Z"),
+            (2, "two", "1969-12-31T00:00:35Z"),
+            (3, "one", "1970-01-01T00:00:50Z"),
+        )
+    ]
+    given = assignments(lines, jumps)
+    assert [(a.worker, a.at_ms) for a in given] == [("one", 12_000), ("two", 35_000), ("one", 50_000)]
+
+    def wrote(at_ms: int, writer: str) -> Event:
+        return Event(0, at_ms, at_ms, ACCOUNT, 1, "x", writer, {})
+
+    rightful = [wrote(day + 13_000, "one/7.0"), wrote(36_000 - day, "two/7.1"), wrote(60_000, "one/7.3")]
+    assert list(uninvited(rightful, given, jumps)) == []
+    sleeper = wrote(45_000, "one/7.2")
+    assert [f.rule for f in uninvited([*rightful[:2], sleeper], given, jumps)] == ["uninvited_writer"]
 
 
 def test_assignments_are_read_from_log_records(tmp_path: Path) -> None:

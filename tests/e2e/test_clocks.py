@@ -1,0 +1,44 @@
+"""A worker whose wall clock is set while it runs: mail flows as long as the brokers take what it writes, and after."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streams.local.dovecot import Dovecot
+from tests.e2e.conftest import AddAccount, NewFleet
+from tests.rig.clock import Clock, library, sweep
+from tests.rig.letters import ordinary
+
+MINUTE_S, DAY_S = 60, 86_400
+AHEAD_FOR_S = 5.0
+FLOWING_S = (0, 50 * MINUTE_S, 0, -2 * DAY_S, 0)
+
+
+@pytest.mark.skipif(library() is None, reason="libfaketime is not installed")
+async def test_mail_flows_when_the_clock_is_wrong_and_right_again(
+    new_fleet: NewFleet, add_account: AddAccount, dovecot: Dovecot, dovecot_plain: Dovecot, tmp_path: Path
+) -> None:
+    """Ahead, right again, days behind, right again: each change is told at once. Days ahead Kafka 4 takes nothing
+    (message.timestamp.after.max.ms): then what came meanwhile is told as soon as the clock is right.
+    """
+    preloaded = library()
+    assert preloaded is not None
+    clock = Clock(tmp_path / "clock", preloaded)
+    fleet = await new_fleet(worker_settings={"one": clock.environment})
+    mailers = [await add_account(fleet, server) for server in (dovecot, dovecot_plain)]
+    await fleet.ready_worker("one")
+    for number, ahead_s in enumerate(FLOWING_S):
+        clock.set(ahead_s)
+        for mailer in mailers:
+            await asyncio.to_thread(mailer.append, "INBOX", ordinary(number))
+        await fleet.caught_up(within_s=45)
+    clock.set(2 * DAY_S)
+    for mailer in mailers:
+        await asyncio.to_thread(mailer.append, "INBOX", ordinary(99))
+    await asyncio.sleep(AHEAD_FOR_S)
+    clock.set(0)
+    await fleet.at_rest()
+    sweep()
