@@ -13,6 +13,7 @@ import psutil
 
 _WHERE: Final = Path("/usr/lib")
 _NAME: Final = "*/faketime/libfaketimeMT.so.1"
+_PATCHES: Final = Path(__file__).parent / "wrong_clock"
 _SHARED: Final = Path("/dev/shm")
 
 
@@ -47,6 +48,7 @@ class Clock:
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
+            "PYTHONPATH": str(_PATCHES),
         }
 
     def set(self, ahead_s: int) -> None:

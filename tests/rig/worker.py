@@ -56,7 +56,7 @@ class Worker:
             "WORKER_NAME": self.name,
             "DATA_DIR": str(self._data),
             "PROBE_PORT": str(self.probe_port),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (self._environment.get("PYTHONPATH"), str(ROOT)))),
         }
         # Through the launcher, so that the kernel ends the worker should this process die.
         ties = [str(os.getpid()), str(int(signal.SIGKILL)), "-1", "-1", "--"]
