@@ -29,7 +29,8 @@ class TopicSpec:
         config = {
             "cleanup.policy": "compact" if self.compacted else "delete",
             "max.message.bytes": str(MAX_RECORD_BYTES + 65_536),
-            "message.timestamp.type": "CreateTime",
+            # A worker's clock may be wrong: brokers refuse what is of the future, and delete early what seems old.
+            "message.timestamp.type": "LogAppendTime",
         }
         if not self.compacted:
             config["retention.ms"] = str(-1 if self.retention_ms is None else self.retention_ms)

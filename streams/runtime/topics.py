@@ -40,6 +40,7 @@ _DANGEROUS: Final = "cleanup.policy"
 
 _COMPACTED: Final = {
     "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
     "segment.bytes": "33554432",
     "segment.ms": "600000",
     "min.cleanable.dirty.ratio": "0.1",

@@ -1,8 +1,9 @@
-"""A worker whose wall clock is set while it runs: mail flows as long as the brokers take what it writes, and after."""
+"""A worker whose wall clock is set while it runs: mail flows on."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,15 @@ from tests.rig.clock import Clock, library, sweep
 from tests.rig.letters import ordinary
 
 MINUTE_S, DAY_S = 60, 86_400
-AHEAD_FOR_S = 5.0
-FLOWING_S = (0, 50 * MINUTE_S, 0, -2 * DAY_S, 0)
+FLOWING_S = (0, 50 * MINUTE_S, 0, -2 * DAY_S, 2 * DAY_S, 0)
 
 
-@pytest.mark.skipif(library() is None, reason="libfaketime is not installed")
+@pytest.mark.skipif(library() is None and "CI" not in os.environ, reason="libfaketime is not installed")
 async def test_mail_flows_when_the_clock_is_wrong_and_right_again(
     new_fleet: NewFleet, add_account: AddAccount, dovecot: Dovecot, dovecot_plain: Dovecot, tmp_path: Path
 ) -> None:
-    """Ahead, right again, days behind, right again: each change is told at once. Days ahead Kafka 4 takes nothing
-    (message.timestamp.after.max.ms): then what came meanwhile is told as soon as the clock is right.
+    """Ahead, right again, days behind, days ahead (where Kafka 4 would refuse records with times of their own), right
+    again: each change is told at once.
     """
     preloaded = library()
     assert preloaded is not None
@@ -35,10 +35,5 @@ async def test_mail_flows_when_the_clock_is_wrong_and_right_again(
         for mailer in mailers:
             await asyncio.to_thread(mailer.append, "INBOX", ordinary(number))
         await fleet.caught_up(within_s=45)
-    clock.set(2 * DAY_S)
-    for mailer in mailers:
-        await asyncio.to_thread(mailer.append, "INBOX", ordinary(99))
-    await asyncio.sleep(AHEAD_FOR_S)
-    clock.set(0)
     await fleet.at_rest()
     sweep()

@@ -173,13 +173,20 @@ async def test_the_password_is_asked_for_without_echo(environment: dict[str, str
         except OSError:
             return b""  # the other end of a terminal is closed
 
-    async with asyncio.timeout(60):
-        while b"Password:" not in shown:
-            shown += await asyncio.to_thread(read)
-        os.write(parent, mail_user.password.encode() + b"\n")
-        while part := await asyncio.to_thread(read):
-            shown += part
-        code = await process.wait()
+    asked = f"Password for {mail_user.name} at localhost: ".encode()
+    try:
+        async with asyncio.timeout(60):
+            while asked not in shown:
+                shown += await asyncio.to_thread(read)
+            os.write(parent, mail_user.password.encode() + b"\n")
+            while part := await asyncio.to_thread(read):
+                shown += part
+            code = await process.wait()
+    except TimeoutError:
+        raise AssertionError(f"it waits for something else: {shown!r}") from None
+    finally:
+        if process.returncode is None:
+            process.kill()  # or the thread that reads would wait for ever
     os.close(parent)
     assert code == 0, shown
     assert b"login works" in shown
