@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from imapclient import IMAPClient
 
-from tests.bench.stage import Bench, bench, report, run
+from streams.runtime.topics import wanted_topics
+from tests.bench.stage import Bench, bench, fill, realistic, report, run
 
 ROUNDS = 60
 
@@ -101,16 +104,44 @@ async def measure(stage: Bench, user: str, bare: list[float], seen: dict[str, fl
     )
 
 
-async def main() -> None:
-    """One hot account."""
+@asynccontextmanager
+async def written(stage: Bench) -> AsyncIterator[list[int]]:
+    """Sizes of the records (keys, values and headers, before compression) that the block brings into Kafka."""
+    topics = [topic.name for topic in wanted_topics(stage.settings)]
+    partitions = [TopicPartition(topic, p) for topic in topics for p in range(stage.settings.PARTITIONS)]
+    sizes: list[int] = []
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=stage.settings.KAFKA_BOOTSTRAP_SERVERS, isolation_level="read_committed"
+    )
+    await consumer.start()
+    try:
+        consumer.assign(partitions)
+        before = await consumer.end_offsets(partitions)
+        yield sizes
+        after = await consumer.end_offsets(partitions)
+        for partition in partitions:
+            consumer.seek(partition, before[partition])
+        while any([await consumer.position(partition) < after[partition] for partition in partitions]):
+            for records in (await consumer.getmany(timeout_ms=500)).values():
+                for record in records:
+                    headers = sum(len(name) + len(value) for name, value in record.headers)
+                    sizes.append(len(record.key or b"") + len(record.value or b"") + headers)
+    finally:
+        await consumer.stop()
+
+
+async def main(messages: int) -> None:
+    """One hot account whose mailbox has `messages` messages."""
     async with bench(partitions=2) as stage:
         stage.dovecot.add_user("hot", "pw")
+        fill(stage.dovecot, "hot", realistic(messages))
         account = await stage.add("hot", "pw")
         async with stage.host() as host:
             await until(lambda: host.runner(account) is not None)
             runner = host.runner(account)
             assert runner is not None
             runner.set_tier("hot", "session")
+            await until(lambda: runner.phase == "running" and runner.messages >= messages, 600.0)
             await until(lambda: runner.watching)
             bare: list[float] = []
             seen: dict[str, float] = {}
@@ -120,7 +151,9 @@ async def main() -> None:
             consumer = asyncio.create_task(consume(stage, seen))
             await asyncio.sleep(2)
             try:
-                await measure(stage, "hot", bare, seen)
+                async with written(stage) as sizes:
+                    await measure(stage, "hot", bare, seen)
+                report("hot_arrival_kafka_bytes", messages=messages, per_arrival=sum(sizes) / ROUNDS, target=24 * 1024)
             finally:
                 finished = True
                 consumer.cancel()
@@ -128,4 +161,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main())
+    run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))
