@@ -137,20 +137,20 @@ class Faults:
             worker.start()
 
     async def _jump_clock(self) -> None:
-        """The wall clock of a worker is far off for a while; monotonic time goes on."""
-        worker, wait = self._worker(), self._random.uniform(3, 15)
+        """The wall clock of the worker that has its own is far off for a while; monotonic time goes on."""
+        name, clock = next(iter(self._services.clocks.items()))
+        wait = self._random.uniform(3, 15)
         far_s = int(self.shortest_jump_s * (LONGEST_JUMP_S / self.shortest_jump_s) ** self._random.random())
         ahead_s = self._random.choice((far_s, -far_s))
         self._told(
             "clock jumps",
-            f"{worker.name}, {timedelta(seconds=far_s)} {'on' if ahead_s > 0 else 'back'}, "
-            f"right again after {wait:.1f} s",
+            f"{name}, {timedelta(seconds=far_s)} {'on' if ahead_s > 0 else 'back'}, right again after {wait:.1f} s",
         )
-        clock, began = self._services.clocks[worker.name], time.time()
+        began = time.time()
         clock.set(ahead_s)
         await asyncio.sleep(wait)
         clock.set(0)
-        self._fleet.jumps.append(Jump(worker.name, ahead_s * 1000, int(began * 1000), int(time.time() * 1000)))
+        self._fleet.jumps.append(Jump(name, ahead_s * 1000, int(began * 1000), int(time.time() * 1000)))
 
     # --- services
     async def _service(

@@ -100,7 +100,8 @@ async def storm(options: Options, directory: Path, say: Callable[[str], None] = 
     """Run one. `directory` keeps every log; the caller removes it."""
     began = time.monotonic()
     names = [f"worker-{number}" for number in range(1, options.workers + 1)]
-    async with StormServices(directory, names, clocks=options.faults) as services:
+    clock_of = names[options.seed % len(names)] if options.faults else None
+    async with StormServices(directory, names, clock_of=clock_of) as services:
         if options.faults and not services.clocks:
             say(f"seed {options.seed}: no clock jumps, libfaketime is not installed")
         random_ = random.Random(options.seed)
