@@ -215,6 +215,13 @@ class Settings(BaseSettings):
     LOG_LEVEL: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level written.")
     EXPORT_DIR: str | None = Field(None, description="Directory or fsspec URL below which exports may write.")
 
+    @field_validator("POSTGRES_DSN")
+    @classmethod
+    def _database(cls, value: SecretStr) -> SecretStr:
+        if not value.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise ValueError("it does not begin with postgresql://")
+        return value
+
     @field_validator("KAFKA_BOOTSTRAP_SERVERS")
     @classmethod
     def _brokers(cls, value: str) -> str:

@@ -94,6 +94,12 @@ def test_w1_an_env_file_that_is_named_and_not_there_is_a_configuration_error(mon
         load_settings()
 
 
+def test_w1_a_database_address_that_is_none_is_said_before_anything_connects() -> None:
+    with pytest.raises(ConfigurationError, match="POSTGRES_DSN: it does not begin with postgresql://") as caught:
+        load_settings(POSTGRES_DSN="canary@localhost/mail")
+    assert "canary" not in str(caught.value)
+
+
 def test_w1_rules_across_settings_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(POLL_WARM=100, POLL_COLD=50, BACKOFF_MIN_S=10, BACKOFF_MAX_S=5)
