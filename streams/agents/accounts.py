@@ -58,7 +58,7 @@ class AccountEvents:
     def heat(self, record: Inbound, event: AccountHeat) -> Sequence[Outgoing]:
         """Keep the account hot until the end of its user's session."""
         known: AccountRow | None = self.rows.get(event.account_id)
-        if known is None or known.user_id != event.user_id:
+        if known is None or known.user_id != event.user_id or known.state == "deleted":
             return ()
         until = _later(known.heat_until, event.until)
         if until != known.heat_until:

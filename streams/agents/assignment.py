@@ -79,7 +79,9 @@ class AssignmentKeeper:
         self._want(Assignment(generation, self._settled & partitions))
 
     def recovered(self, generation: int, partitions: frozenset[int]) -> None:
-        """The rebalance is over and the tables are recovered."""
+        """The rebalance is over and the tables are recovered. Of one that another has overtaken it says nothing."""
+        if generation < self._wanted.generation:
+            return
         self._settled = partitions
         self._want(Assignment(generation, partitions))
 

@@ -117,6 +117,7 @@ class ControlPlane(faust.Sensor):
         self._steps: list[tuple[float, str, Step]] = []
         self._recovered = asyncio.Event()
         self._compared = False
+        self._rebalance_began = time.monotonic()
 
         accounts_table = self._table("accounts")
         users_table = self._table("users")
@@ -184,6 +185,7 @@ class ControlPlane(faust.Sensor):
             host, self.proof, self.accounts_of, session_timeout_s=settings.KAFKA_SESSION_TIMEOUT_S
         )
         app.on_partitions_assigned.connect(self._on_assigned, weak=False)
+        app.tables.when_resumed(self._on_resumed)
         app.sensors.add(self)
         self.repeat(SNAPSHOT_S, "report of the shards", self._report)
         if store is not None:
@@ -228,12 +230,13 @@ class ControlPlane(faust.Sensor):
 
     def on_rebalance_start(self, app: Any) -> dict[str, float]:
         """Runs in the consumer's thread."""
-        return {"began": time.monotonic()}
+        self._rebalance_began = time.monotonic()
+        return {}
 
-    def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
+    def _on_resumed(self, generation_id: int) -> None:
         """Tables are recovered and the streams flow again."""
-        self.observer.rebalance(time.monotonic() - state["began"])
-        self.keeper.recovered(app.consumer_generation_id, self._partitions_of(app.consumer.assignment()))
+        self.observer.rebalance(time.monotonic() - self._rebalance_began)
+        self.keeper.recovered(generation_id, self._partitions_of(self.app.consumer.assignment()))
         self._recovered.set()
 
     async def _on_assigned(self, app: Any, assigned: Any, **_: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from streams.agents import assignment
-from streams.agents.assignment import AssignmentKeeper
+from streams.agents.assignment import Assignment, AssignmentKeeper
 from streams.agents.membership import AssignmentMembership
 from streams.domain.ownership import AccountEntry
 from streams.errors import MembershipLost, ServiceUnavailable
@@ -90,6 +90,16 @@ async def test_only_the_newest_assignment_is_carried_out() -> None:
             rig.keeper.recovered(generation, parts(generation))
         await rig.settled()
         assert rig.host.calls == [("assigned", parts(4))]
+
+
+async def test_a_recovery_that_was_overtaken_by_a_rebalance_starts_nothing() -> None:
+    async with running() as rig:
+        rig.keeper.assigned(8, frozenset({2, 5}))
+        rig.keeper.recovered(7, frozenset({0, 2}))
+        assert rig.keeper.assignment == Assignment(8, frozenset())
+        rig.keeper.recovered(8, frozenset({2, 5}))
+        await rig.settled()
+        assert rig.keeper.assignment == Assignment(8, frozenset({2, 5}))
 
 
 async def test_s16_an_assignment_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

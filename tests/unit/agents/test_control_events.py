@@ -360,6 +360,17 @@ async def test_activity_in_the_wrong_partition_is_rekeyed(world: World) -> None:
     assert world.host.heat[A] == NOW + 1.25 * GRACE
 
 
+async def test_heat_that_is_told_again_for_a_deleted_account_is_none(world: World) -> None:
+    await state(world, "live", 1)
+    joined = [record for record in world.log if record.topic == topics.USER_ACCOUNTS]
+    await state(world, "deleted", 2)
+    await active(world, "u")
+    before = dict(world.accounts)
+    for record in joined:
+        await world.take(record)
+    assert world.accounts == before
+
+
 states: st.SearchStrategy[AccountState | None] = st.sampled_from(["live", "disabled", "deleted", None])
 steps = st.lists(st.tuples(states, st.sampled_from("uvw")), min_size=1, max_size=12)
 """A user and the new state of its account; None is activity of the user."""
