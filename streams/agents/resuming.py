@@ -105,7 +105,8 @@ class OrderlyRecovery(Recovery):
         """Where changelogs are read from. An offset that is not known is the beginning: -1 is one way to say so, and
         while a broker comes back there are others, of which Faust dies.
         """
-        known = Counter({tp: max(offsets[tp], -1) for tp in tps})
+        told = {tp: offsets.get(tp) for tp in tps}
+        known = Counter({tp: -1 if offset is None else max(offset, -1) for tp, offset in told.items()})
         await super()._seek_offsets(consumer, set(known), known, title)
 
     async def on_recovery_completed(self, generation_id: int = 0) -> None:

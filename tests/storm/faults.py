@@ -132,8 +132,10 @@ class Faults:
             await asyncio.sleep(wait)
             with suppress(psutil.NoSuchProcess):
                 process.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        # Ending is what it may do without a place for its state, and it may be about to.
+        with suppress(AssertionError):
+            await worker.alive()
         if not worker.running:
-            # Ending is what it may do without a place for its state.
             worker.start()
 
     async def _jump_clock(self) -> None:

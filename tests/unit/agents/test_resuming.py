@@ -123,8 +123,8 @@ async def test_a_step_that_takes_too_long_begins_the_recovery_again(monkeypatch:
         await recovery._wait(step(), 1.0)
 
 
-@pytest.mark.parametrize("unknown", [-1, -2])
-async def test_changelogs_without_a_known_offset_are_read_from_their_beginning(unknown: int) -> None:
+@pytest.mark.parametrize("unknown", [{0: -1}, {0: -2}, {0: None}, {}])
+async def test_changelogs_without_a_known_offset_are_read_from_their_beginning(unknown: dict[int, int | None]) -> None:
     sought: dict[Any, int] = {}
 
     async def seek_wait(offsets: dict[Any, int]) -> None:
@@ -133,6 +133,9 @@ async def test_changelogs_without_a_known_offset_are_read_from_their_beginning(u
     first, second = TopicPartition("accounts-changelog", 0), TopicPartition("accounts-changelog", 1)
     recovery = OrderlyRecovery.__new__(OrderlyRecovery)
     await recovery._seek_offsets(
-        SimpleNamespace(seek_wait=seek_wait), {first, second}, {first: unknown, second: 7}, "standby"
+        SimpleNamespace(seek_wait=seek_wait),
+        {first, second},
+        {first: offset for offset in unknown.values()} | {second: 7},
+        "standby",
     )
     assert sought == {first: 0, second: 7}
