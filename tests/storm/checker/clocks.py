@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_EDGE_MS: Final = 1000
+_EDGE_MS: Final = 2500
+"""A clock that is set follows within a second."""
 
 
 @dataclass(frozen=True, slots=True)

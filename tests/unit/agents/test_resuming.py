@@ -135,7 +135,9 @@ async def test_changelogs_without_a_known_offset_are_read_from_their_beginning(u
     await recovery._seek_offsets(
         SimpleNamespace(seek_wait=seek_wait),
         {first, second},
-        {first: offset for offset in unknown.values()} | {second: 7},
+        {tp: offset for tp, offset in zip((first, second), (*unknown.values(), 7), strict=False)}
+        if unknown
+        else {second: 7},
         "standby",
     )
     assert sought == {first: 0, second: 7}
