@@ -123,21 +123,15 @@ async def test_a_step_that_takes_too_long_begins_the_recovery_again(monkeypatch:
         await recovery._wait(step(), 1.0)
 
 
-@pytest.mark.parametrize("unknown", [{0: -1}, {0: -2}, {0: None}, {}])
-async def test_changelogs_without_a_known_offset_are_read_from_their_beginning(unknown: dict[int, int | None]) -> None:
+@pytest.mark.parametrize("told", [[-1], [-2], [None], []])
+async def test_changelogs_without_a_known_offset_are_read_from_their_beginning(told: list[int | None]) -> None:
     sought: dict[Any, int] = {}
 
     async def seek_wait(offsets: dict[Any, int]) -> None:
         sought.update(offsets)
 
     first, second = TopicPartition("accounts-changelog", 0), TopicPartition("accounts-changelog", 1)
+    offsets = {second: 7, **dict(zip([first], told, strict=False))}
     recovery = OrderlyRecovery.__new__(OrderlyRecovery)
-    await recovery._seek_offsets(
-        SimpleNamespace(seek_wait=seek_wait),
-        {first, second},
-        {tp: offset for tp, offset in zip((first, second), (*unknown.values(), 7), strict=False)}
-        if unknown
-        else {second: 7},
-        "standby",
-    )
+    await recovery._seek_offsets(SimpleNamespace(seek_wait=seek_wait), {first, second}, offsets, "standby")
     assert sought == {first: 0, second: 7}
