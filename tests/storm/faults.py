@@ -134,7 +134,7 @@ class Faults:
                 process.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         # Ending is what it may do without a place for its state, and it may be about to.
         with suppress(AssertionError):
-            await worker.alive()
+            await worker.ready(within_s=60)
         if not worker.running:
             worker.start()
 
