@@ -196,9 +196,8 @@ async def test_what_is_wrong_with_the_database_is_named_without_its_password(dat
         with pytest.raises(kind) as caught:
             await migrate(dsn)
         assert "s3cret" not in str(caught.value)
-        store = await AccountStore.open(load_settings(POSTGRES_DSN=dsn))
         with pytest.raises(kind) as caught:
-            await store.page(None, 1)
+            await (await AccountStore.open(load_settings(POSTGRES_DSN=dsn))).page(None, 1)
         assert "s3cret" not in str(caught.value)
         await store.close()
     unmigrated = await AccountStore.open(load_settings(POSTGRES_DSN=database))
