@@ -185,6 +185,15 @@ async def test_a_newer_database_is_refused(database: str) -> None:
     assert head() != "9999"
 
 
+async def asked(dsn: str) -> None:
+    """A question to the database, with the settings that name it."""
+    opened = await AccountStore.open(load_settings(POSTGRES_DSN=dsn))
+    try:
+        await opened.page(None, 1)
+    finally:
+        await opened.close()
+
+
 async def test_what_is_wrong_with_the_database_is_named_without_its_password(database: str) -> None:
     wrong = {
         "postgresql://postgres:s3cret@127.0.0.1:1/none": ServiceUnavailable,
@@ -197,9 +206,8 @@ async def test_what_is_wrong_with_the_database_is_named_without_its_password(dat
             await migrate(dsn)
         assert "s3cret" not in str(caught.value)
         with pytest.raises(kind) as caught:
-            await (await AccountStore.open(load_settings(POSTGRES_DSN=dsn))).page(None, 1)
+            await asked(dsn)
         assert "s3cret" not in str(caught.value)
-        await store.close()
     unmigrated = await AccountStore.open(load_settings(POSTGRES_DSN=database))
     with pytest.raises(ConfigurationError, match="not migrated"):
         await unmigrated.page(None, 1)
