@@ -178,7 +178,9 @@ async def main(hot_count: int, cold_count: int) -> None:
     big = [f"big{number}" for number in range(BIG)]
     users = [(user, 2, 0.1) for user in hot] + [(user, 2, 30.0) for user in cold]
     async with deployment(
-        [*users, *((user, BIG_MESSAGES, 30.0) for user in big)], HOT_BUDGET_PER_WORKER=str(hot_count)
+        [*users, *((user, BIG_MESSAGES, 30.0) for user in big)],
+        HOT_BUDGET_PER_WORKER=str(hot_count),
+        MAX_ACCOUNTS_PER_WORKER=str(len(users) + BIG),
     ) as stage:
         probe = stage.fleet.directory / "w1.probe"
         began = time.time()
