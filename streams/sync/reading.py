@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 Origin = Literal["live", "backfill", "repair"]
 
-SLICE = 50
-"""Messages turned into events before other tasks get their turn (about 5 ms)."""
+SLICE = 10
+"""Messages turned into events before other tasks get their turn (about a millisecond): dozens of accounts may do so."""
 COMMITS_AHEAD = 2
 """Chunks handed to the log and not yet committed, per account."""
 TRIES_ALONE = 2
