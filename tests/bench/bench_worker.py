@@ -179,7 +179,7 @@ async def main(hot_count: int, cold_count: int) -> None:
     users = [(user, 2, 0.1) for user in hot] + [(user, 2, 30.0) for user in cold]
     async with deployment(
         [*users, *((user, BIG_MESSAGES, 30.0) for user in big)],
-        HOT_BUDGET_PER_WORKER=str(hot_count),
+        HOT_BUDGET_PER_WORKER=str(len(users)),  # those with a session come on top of the hot ones
         MAX_ACCOUNTS_PER_WORKER=str(len(users) + BIG),
     ) as stage:
         probe = stage.fleet.directory / "w1.probe"
