@@ -363,12 +363,12 @@ class ImapProtocol(base.IMAP4ClientProtocol):  # type: ignore[misc]
             raise
 
     async def login(self, user: str, password: str) -> Any:
-        """Not this way: `session.ImapSession.login` does it without showing the password."""
-        raise NotImplementedError
+        """Refused: this way the library logs the password. `session.ImapSession.login` does it without."""
+        raise TypeError("a login goes through ImapSession.login")
 
     async def xoauth2(self, user: str, token: str) -> Any:
-        """Not this way: see `login`."""
-        raise NotImplementedError
+        """Refused, see `login`."""
+        raise TypeError("a login goes through ImapSession.login")
 
     # --- deadlines ------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from imapclient import IMAPClient
 
-from streams.runtime.topics import wanted_topics
-from tests.bench.stage import Bench, bench, fill, realistic, report, run
+from tests.bench.stage import Bench, bench, report, run
 
 ROUNDS = 60
 
@@ -32,12 +30,13 @@ def append(port: int, user: str, number: int) -> float:
     return done
 
 
-def bare_idle(port: int, user: str, arrivals: list[float], stop: Callable[[], bool]) -> None:
+def bare_idle(port: int, user: str, arrivals: list[float], begun: threading.Event, stop: Callable[[], bool]) -> None:
     """A client that does nothing but IDLE: when it was told of each arrival."""
     client = IMAPClient("127.0.0.1", port, ssl=False)
     client.login(user, "pw")
     client.select_folder("INBOX", readonly=True)
     client.idle()
+    begun.set()
     while not stop():
         for response in client.idle_check(timeout=0.2):
             if len(response) == 2 and response[1] == b"EXISTS":
@@ -46,7 +45,7 @@ def bare_idle(port: int, user: str, arrivals: list[float], stop: Callable[[], bo
     client.logout()
 
 
-async def consume(stage: Bench, seen: dict[str, float]) -> None:
+async def consume(stage: Bench, seen: dict[str, float], begun: asyncio.Event) -> None:
     """When each event was readable as committed."""
     topic = stage.settings.topic("mailbox.changes")
     consumer = AIOKafkaConsumer(
@@ -56,8 +55,12 @@ async def consume(stage: Bench, seen: dict[str, float]) -> None:
         fetch_max_wait_ms=5,
     )
     await consumer.start()
-    consumer.assign([TopicPartition(topic, p) for p in range(stage.settings.PARTITIONS)])
+    partitions = [TopicPartition(topic, p) for p in range(stage.settings.PARTITIONS)]
+    consumer.assign(partitions)
     try:
+        for partition in partitions:
+            await consumer.position(partition)
+        begun.set()
         async for record in consumer:
             event = json.loads(record.value)
             if event["type"] == "message.added":
@@ -104,56 +107,29 @@ async def measure(stage: Bench, user: str, bare: list[float], seen: dict[str, fl
     )
 
 
-@asynccontextmanager
-async def written(stage: Bench) -> AsyncIterator[list[int]]:
-    """Sizes of the records (keys, values and headers, before compression) that the block brings into Kafka."""
-    topics = [topic.name for topic in wanted_topics(stage.settings)]
-    partitions = [TopicPartition(topic, p) for topic in topics for p in range(stage.settings.PARTITIONS)]
-    sizes: list[int] = []
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=stage.settings.KAFKA_BOOTSTRAP_SERVERS, isolation_level="read_committed"
-    )
-    await consumer.start()
-    try:
-        consumer.assign(partitions)
-        before = await consumer.end_offsets(partitions)
-        yield sizes
-        after = await consumer.end_offsets(partitions)
-        for partition in partitions:
-            consumer.seek(partition, before[partition])
-        while any([await consumer.position(partition) < after[partition] for partition in partitions]):
-            for records in (await consumer.getmany(timeout_ms=500)).values():
-                for record in records:
-                    headers = sum(len(name) + len(value) for name, value in record.headers)
-                    sizes.append(len(record.key or b"") + len(record.value or b"") + headers)
-    finally:
-        await consumer.stop()
-
-
-async def main(messages: int) -> None:
-    """One hot account whose mailbox has `messages` messages."""
+async def main() -> None:
+    """One hot account."""
     async with bench(partitions=2) as stage:
         stage.dovecot.add_user("hot", "pw")
-        fill(stage.dovecot, "hot", realistic(messages))
         account = await stage.add("hot", "pw")
         async with stage.host() as host:
             await until(lambda: host.runner(account) is not None)
             runner = host.runner(account)
             assert runner is not None
             runner.set_tier("hot", "session")
-            await until(lambda: runner.phase == "running" and runner.messages >= messages, 600.0)
             await until(lambda: runner.watching)
             bare: list[float] = []
             seen: dict[str, float] = {}
             finished = False
-            idling: Awaitable[None] = asyncio.to_thread(bare_idle, stage.dovecot.port, "hot", bare, lambda: finished)
+            watched, reading = threading.Event(), asyncio.Event()
+            idling: Awaitable[None] = asyncio.to_thread(
+                bare_idle, stage.dovecot.port, "hot", bare, watched, lambda: finished
+            )
             idle_task = asyncio.ensure_future(idling)
-            consumer = asyncio.create_task(consume(stage, seen))
-            await asyncio.sleep(2)
+            consumer = asyncio.create_task(consume(stage, seen, reading))
+            await until(lambda: watched.is_set() and reading.is_set())
             try:
-                async with written(stage) as sizes:
-                    await measure(stage, "hot", bare, seen)
-                report("hot_arrival_kafka_bytes", messages=messages, per_arrival=sum(sizes) / ROUNDS, target=24 * 1024)
+                await measure(stage, "hot", bare, seen)
             finally:
                 finished = True
                 consumer.cancel()
@@ -161,4 +137,4 @@ async def main(messages: int) -> None:
 
 
 if __name__ == "__main__":
-    run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))
+    run(main())

@@ -140,7 +140,6 @@ async def heat() -> None:
         await workers.settled(120)
         took = await announce(workers, ACCOUNTS, users=ACCOUNTS)
         report("accounts_announced", accounts=ACCOUNTS, per_s=ACCOUNTS / took)
-        await asyncio.sleep(3)
         seen: dict[str, float] = {}
         ready = asyncio.Event()
         listening = asyncio.create_task(bare_consumer(workers.settings, seen, ready))
@@ -239,13 +238,14 @@ async def rebalance() -> None:
 
 async def measured(workers: Fleet, what: str, kept: Sequence[Worker], act: Callable[[], Awaitable[object]]) -> object:
     """Do it and report what the workers that stay felt. Their shards are never told to stop what stays."""
-    await asyncio.sleep(3)
     before = {worker.name: worker.held for worker in kept}
     began = time.time()
     outcome = await act()
     await workers.settled(180)
-    took = time.time() - began
-    await asyncio.sleep(2)
+    ended = time.time()
+    took = ended - began
+    # what the loop felt up to the end is told with its next line
+    await workers.until(lambda: all(worker.said("loop")[-1]["at"] > ended for worker in kept), 60)
     held = [line["held_s"] for worker in kept for line in worker.said("loop") if line["at"] > began]
     for worker in kept:
         stayed = worker.held & before[worker.name]

@@ -78,4 +78,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("the truth is not dropped by a migration; restore a backup")
+    raise RuntimeError("the truth is not dropped by a migration; restore a backup")
