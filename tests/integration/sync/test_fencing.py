@@ -84,7 +84,7 @@ async def test_a_refused_batch_in_the_middle_of_a_backfill_loses_nothing(
     admin = AIOKafkaAdminClient(bootstrap_servers=plane.settings.KAFKA_BOOTSTRAP_SERVERS)
     await admin.start()
     try:
-        await _limit(admin, topic, 3000)
+        await _limit(admin, topic, 1500)  # a few messages fill that, the events before them do not
         account = await plane.add(mail_user)
         host = await plane.host("w1", FETCH_CHUNK=20, FETCH_WINDOW=40, KAFKA_TRANSACTION_TIMEOUT_S=5.0)
         shard = host.shard(plane.partition(account))
