@@ -56,8 +56,8 @@ async def test_s10_a_change_in_another_folder_is_seen_at_once(kind: frozenset[st
 
     async def seen(what: str) -> None:
         await until(lambda: running.agrees(account), what=what)
-        # The next change must meet nobody at work: without mod-sequences no number would tell of a flag that changes while
-        # its folder is open, and a look that ends as a message moves sees the move in two halves.
+        # The next change must meet nobody at work: without mod-sequences no number would tell of a flag that changes
+        # while its folder is open, and a look that ends as a message moves sees the move in two halves.
         await rests(running)
 
     sent.deliver(letter(900))
