@@ -71,7 +71,9 @@ class Backfill:
         return min(open_boxes, key=lambda box: box.record.previous is None, default=None)
 
     async def step(self, session: ImapSession, *, only: frozenset[str] | None = None) -> bool:
-        """Read one window. False when there is nothing left to do. Raises what the session and the log raise."""
+        """Read one window. False when there is nothing left to do: the caller settles then, with what it has to add.
+        Raises what the session and the log raise.
+        """
         box = self.next_box(only)
         if box is None:
             return False
@@ -82,7 +84,9 @@ class Backfill:
             if isinstance(error, HostBusy) or not session.alive:
                 raise
             self._pass.set_aside(box, error)
-            await self._pass.reader.settle()
+        if self.next_box(only) is None:
+            return False
+        await self._pass.reader.hand_over()
         return True
 
     async def _step(self, session: ImapSession, box: MailboxState) -> None:
@@ -103,8 +107,7 @@ class Backfill:
             held = self._held[key] = HeldRemovals()
             if record.previous is not None:
                 held.hold(box, box.known(record.previous), record.previous)
-        limited = record.limit_count is not None and record.backfilled >= record.limit_count
-        rest = BitMap() if limited else below - box.known() - BitMap(record.quarantined)
+        rest = self._rest(box, below)
         size = reader.window()
         if record.limit_count is not None:
             size = max(1, min(size, record.limit_count - record.backfilled))
@@ -118,9 +121,15 @@ class Backfill:
             self.read += len(window)
             below -= BitMap(range(window.min(), (1 << 32) - 1))
             box.dirty = True
-            await reader.flush()
-            return
-        await self._finish(box)
+        if not self._rest(box, below):
+            await self._finish(box)
+
+    @staticmethod
+    def _rest(box: MailboxState, below: BitMap) -> BitMap:
+        """UIDs that are still to be read."""
+        record = box.record
+        limited = record.limit_count is not None and record.backfilled >= record.limit_count
+        return BitMap() if limited else below - box.known() - BitMap(record.quarantined)
 
     def _before_suspects(self, box: MailboxState, window: BitMap) -> BitMap:
         """The window without messages after which a connection ended: those come alone, when it is their turn."""
@@ -167,7 +176,6 @@ class Backfill:
             messages=record.count,
             since=None if record.since is None else utc(record.since),
         )
-        await self._pass.reader.settle()
 
     def _forget(self, box: MailboxState) -> None:
         for memo in (self._below, self._held):

@@ -87,7 +87,7 @@ class AccountPass:
         self, session: ImapSession, *, full: bool = False, only: str | None = None, always: bytes | None = None
     ) -> PassResult:
         """Look at the whole account (or the mailbox with id `only`); `full` distrusts counts and modification
-        sequences.
+        sequences. The caller settles the reader, with what it has to add.
 
         `always` names a mailbox to open whether it moved or not.
         """
@@ -134,7 +134,8 @@ class AccountPass:
         for box in deleted:
             self.state.emit(events.MailboxDeleted, mailbox_id=box.record.mailbox_id, mailbox=box.record.name)
             state.remove_mailbox(box)
-        await self.reader.settle()
+        if any(finding.again for finding in findings):
+            await self.reader.settle()  # before what has done harm already is tried
         for finding in findings:
             await self._guarded(session, finding.box, self._try_again(session, finding))
         self.result.visited += len(visits)
@@ -142,15 +143,16 @@ class AccountPass:
         return self.result
 
     async def visit(self, session: ImapSession, box: MailboxState, *, full: bool = False) -> PassResult:
-        """Look at one mailbox that is known, and leave the session in it."""
+        """Look at one mailbox that is known, and leave the session in it. The caller settles the reader."""
         held = HeldRemovals()
         finding = await self._look(session, box, held, full=full)
         if finding is not None:
             if finding.new or finding.missing:
                 await self._read_found(session, finding, held)
             await self._conclude([finding], held)
+            if finding.again:
+                await self.reader.settle()
             await self._try_again(session, finding)
-        await self.reader.settle()
         self.result.visited += 1
         return self.result
 

@@ -66,9 +66,10 @@ STATUS_EVERY_S: Final = 900.0
 """An unchanged status is published again this often."""
 NOOP_EVERY_S: Final = 30.0
 """How often INBOX is asked where the server has no IDLE."""
+TIER_TOLD_WITHIN_S: Final = 1.0
+"""Within this long a new tier is recorded and published; the account's next write takes it along."""
 HEAT_TOLD_WITHIN_S: Final = 5.0
-"""Within this long the status tells of new session heat. Each user's first ping brings some, and accounts of a shard
-that tell it together share a transaction."""
+"""Within this long the status tells of new session heat, and of an account that is seen for the first time."""
 TELL_S: Final = 5.0
 """Time to publish that an account has stopped."""
 ERASE_S: Final = 120.0
@@ -156,8 +157,7 @@ class AccountRunner:
         self._credential_refusals = 0
         self._published: tuple[object, ...] = ()
         self._published_at = 0.0
-        self._tier_dirty = False
-        self._heat_dirty = False
+        self._tier_told_within: float | None = None
         self._tier_event = asyncio.Event()
         self._due_at = 0.0
         self._not_before = 0.0
@@ -193,7 +193,7 @@ class AccountRunner:
         if session_active and self.tier != "hot":
             self.set_tier("hot", "session")
         elif not recorded:
-            self._tier_dirty = True
+            self._tell_tier(HEAT_TOLD_WITHIN_S)
         self._task = asyncio.create_task(self._run(), name=f"runner-{self.account_id}")
 
     def _guard_against_crash_loop(self, record: mirror.AccountRecord) -> None:
@@ -226,6 +226,7 @@ class AccountRunner:
         """End IDLE with DONE and LOGOUT, give up what is in progress after the deadline. Never raises."""
         self._stopping = True
         self._ready.set()
+        self._tier_event.set()
         self._wake_all()
         task = self._task
         if task is None:
@@ -272,7 +273,7 @@ class AccountRunner:
             return
         now = self._services.clock()
         previous, self.tier, self.tier_reason = self.tier, tier, reason
-        self._tier_dirty = True
+        self._tell_tier(TIER_TOLD_WITHIN_S)
         if previous != tier:
             self._services.observer.tier_changed(tier, reason)
             if tier == "hot":
@@ -288,7 +289,12 @@ class AccountRunner:
         """Until when a session keeps the account hot; told with its status. The tier is the host's to decide."""
         if until != self.heat_until:
             self.heat_until = until
-            self._heat_dirty = True
+            self._tell_tier(HEAT_TOLD_WITHIN_S)
+
+    def _tell_tier(self, within_s: float) -> None:
+        """Tier and heat are to be told within this time."""
+        if self._tier_told_within is None or within_s < self._tier_told_within:
+            self._tier_told_within = within_s
             self._tier_event.set()
 
     def account_changed(self) -> None:
@@ -307,7 +313,6 @@ class AccountRunner:
     def _wake_all(self) -> None:
         self._poll_wake.set()
         self._watch_wake.set()
-        self._tier_event.set()
 
     @property
     def next_poll_at(self) -> float:
@@ -342,7 +347,7 @@ class AccountRunner:
 
     async def _survives(self, group: ExceptionGroup[Exception]) -> bool:
         """What a failed loop means for the runner: start over (True) or end."""
-        self._state = None
+        self._log_lost()
         damaged = _first(group, MirrorDamaged)
         if damaged is not None:
             log.error("account %s: %s", self.account_id, damaged)
@@ -558,6 +563,7 @@ class AccountRunner:
             state.record.unfinished += 1
             state.record.unfinished_at = self._services.wall()
             state.touch()
+            self._put_tier(state)
             await state.commit()
             self._leave_quietly(state)
 
@@ -618,8 +624,14 @@ class AccountRunner:
         """The log was lost: drop what was in memory, wait for the shard's next one. Raises `ShardError` when there is
         none.
         """
-        self._state = None
+        self._log_lost()
         return await self.shard.running()
+
+    def _log_lost(self) -> None:
+        """What was put and not committed is gone: what was told of tier and status is told again."""
+        self._state = None
+        self._published = ()
+        self._tell_tier(TIER_TOLD_WITHIN_S)
 
     async def _watch(self, shard_log: ShardLog, session: ImapSession) -> None:
         """IDLE on INBOX. Nothing falls between: INBOX is looked at after it was opened, and what came meanwhile
@@ -693,22 +705,34 @@ class AccountRunner:
                 await session.noop()
 
     async def _record_tiers(self, shard_log: ShardLog) -> None:
-        """Write changes of tier and heat (row S15): the record for the next owner, the event, and the status."""
+        """Write changes of tier and heat (row S15) that no other write has taken along in time."""
         while not self._stopping:
-            if not self._tier_dirty:
-                heat = self._heat_dirty
-                await _wait(self._tier_event, random.random() * HEAT_TOLD_WITHIN_S if heat else None)
-                if not heat:
-                    continue
+            within = self._tier_told_within
+            await _wait(self._tier_event, None if within is None else self._until_told_together(within))
+            if within is None or within != self._tier_told_within:
+                continue  # new, more urgent, or told meanwhile
             try:
                 async with self._lock:
-                    await self._record_tier(self._load(shard_log))
+                    state = self._load(shard_log)
+                    self._put_tier(state)
+                    await state.commit()
+                    self._leave_quietly(state)
             except ProducerLost:
-                self._tier_dirty = True
+                self._tell_tier(within)
                 shard_log = await self._next_log()
 
-    async def _record_tier(self, state: AccountState) -> None:
-        self._tier_dirty = self._heat_dirty = False
+    def _until_told_together(self, period_s: float) -> float:
+        """Seconds until all accounts of the shard tell what they have to tell every `period_s`: one transaction takes
+        them all. Shards do so at different times.
+        """
+        clock = self._services.clock() + period_s * self.shard.partition / self._settings.PARTITIONS
+        return period_s - clock % period_s
+
+    def _put_tier(self, state: AccountState) -> None:
+        """What is to be told of tier and heat: the record for the next owner, the event, and the status."""
+        if self._tier_told_within is None:
+            return
+        self._tier_told_within = None
         record = state.record
         previous = record.tier
         record.tier, record.tier_reason = self.tier, self.tier_reason
@@ -726,8 +750,6 @@ class AccountRunner:
                 record_type="account.tier_changed",
             )
         self._publish_status(state)
-        await state.commit()
-        self._leave_quietly(state)
 
     # --- for commands ------------------------------------------------------------------------------------------------
     async def perform(
@@ -831,6 +853,7 @@ class AccountRunner:
             state.emit(events.AccountCaughtUp, mailboxes=len(state.mailboxes), messages=state.total_messages())
         self._enter(_phase_of(state))
         self._due_at = started + jittered(self._interval(), random=random.random())
+        self._put_tier(state)
         self._publish_status(state)
         await account_pass.reader.settle()
 

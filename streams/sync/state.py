@@ -194,7 +194,9 @@ class MailboxState:
             self._ids.clear()
 
     def release(self) -> None:
-        """Drop loaded segments (nothing may be unflushed); they are read again when needed."""
+        """Drop loaded segments; they are read again when needed. Those that are not flushed yet stay."""
+        if self._dirty_flags or self._dirty_ids:
+            return
         self._flags.clear()
         self._ids.clear()
         self._known.clear()
@@ -213,6 +215,7 @@ class AccountState:
         self._key = account_id.encode()
         self._changes_topic = topic(topics.CHANGES)
         self._out: list[Outgoing] = []
+        self.pending_bytes = 0
         self._last: asyncio.Future[None] | None = None
         self.emitted: Counter[str] = Counter()
         self._dirty = False
@@ -266,6 +269,7 @@ class AccountState:
         if sequence is not None:
             headers.append(("sequence", str(sequence).encode()))
         self._out.append(Outgoing(topic, self._key, value, headers))
+        self.pending_bytes += len(value or b"")
 
     @property
     def pending(self) -> int:
@@ -279,7 +283,7 @@ class AccountState:
     def flush(self) -> asyncio.Future[None] | None:
         """Hand everything changed to the log as one batch. None when there was nothing."""
         batch = Batch(records=self._out)
-        self._out = []
+        self._out, self.pending_bytes = [], 0
         for state in (*self._deleted, *self.mailboxes.values()):
             state.flush_into(batch)
         self._deleted.clear()

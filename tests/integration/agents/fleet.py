@@ -183,8 +183,15 @@ class Fleet:
         """Send and wait until Kafka has it."""
         await self.producer.send_and_wait(self.settings.topic(topic), value, key, partition=partition)
 
+    async def read_until(self, topic: str, count: int) -> list[Any]:
+        """All records of a topic, once there are so many."""
+        async with asyncio.timeout(30):
+            while len(found := await self.read(topic)) < count:
+                await asyncio.sleep(0.2)
+        return found
+
     async def read(self, topic: str) -> list[Any]:
-        """All records of a topic, as aiokafka gives them."""
+        """All records of a topic as of now, as aiokafka gives them."""
         name = self.settings.topic(topic)
         consumer = AIOKafkaConsumer(name, **self.settings.kafka_client(), auto_offset_reset="earliest")
         await consumer.start()

@@ -176,7 +176,8 @@ async def test_w13_and_foreign_partitioners_on_real_topics(workers: Fleet) -> No
     await workers.send(topics.STATE_CHANGED, b"\x00\xff", b"\xfe no json")
     await workers.send(topics.USER_ACTIVE, b"u", b'{"user_id": "u"}')
     await workers.until(lambda: len(workers.everywhere("poison")) == 2)
-    (dead,) = await workers.read(topics.dead_letter_name(topics.STATE_CHANGED))
+    # counted when it is seen; sent, with what follows, a moment later
+    (dead,) = await workers.read_until(topics.dead_letter_name(topics.STATE_CHANGED), 1)
     assert (dead.key, dead.value) == (b"\x00\xff", b"\xfe no json")
     assert header(dead.headers, "dlq_reason") == b"not_json"
     assert header(dead.headers, "dlq_topic") == b"account.state_changed"
