@@ -172,9 +172,19 @@ def reconcile(known: BitMap, server: BitMap, *, low: int, high: int, aside: Iter
     """Compare the UIDs of ``[low, high)``: what the server has and we do not, and the reverse. `aside` is not fetched
     again.
     """
-    ours = known & BitMap(range(low, high)) if low < high else BitMap()
-    theirs = server & BitMap(range(low, high)) if low < high else BitMap()
+    ours, theirs = within(known, low, high), within(server, low, high)
     return Reconciliation(missing=theirs - ours - BitMap(aside), vanished=ours - theirs)
+
+
+def within(uids: BitMap, low: int, high: int) -> BitMap:
+    """Those of the UIDs that are in ``[low, high)``.
+
+    Not by a bitmap of the range: to make one of all UIDs takes eight milliseconds.
+    """
+    found = uids.copy()
+    found.remove_range(0, low)
+    found.remove_range(max(low, high), 1 << 32)
+    return found
 
 
 def windows_newest_first(uids: BitMap, size: int) -> Iterator[BitMap]:
@@ -225,10 +235,10 @@ def next_scan_window(known: BitMap, position: int, size: int, below: int) -> tup
     """Rolling flag scan without CONDSTORE: the next `size` known UIDs under `below`, and where to go on (0: from the
     top).
     """
-    eligible = known & BitMap(range(1, below)) if below > 1 else BitMap()
+    eligible = within(known, 1, below)
     if not eligible:
         return BitMap(), 0
-    upto = eligible if position <= 0 else eligible & BitMap(range(1, position))
+    upto = eligible if position <= 0 else within(eligible, 1, position)
     if not upto:
         upto = eligible
     window = upto[max(0, len(upto) - size) :]

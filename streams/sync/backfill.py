@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
-from streams.domain.plan import is_aside
+from streams.domain.plan import is_aside, within
 from streams.errors import HostBusy, MailboxError, RetryLater
 from streams.imap.session import ImapSession
 from streams.settings import Settings
@@ -119,7 +119,7 @@ class Backfill:
             record.floor = min(record.floor, window.min())
             record.backfilled += len(window)
             self.read += len(window)
-            below -= BitMap(range(window.min(), (1 << 32) - 1))
+            below.remove_range(window.min(), 1 << 32)
             box.dirty = True
         if not self._rest(box, below):
             await self._finish(box)
@@ -137,7 +137,7 @@ class Backfill:
         if not suspects:
             return window
         highest = suspects.max()
-        return window & BitMap(range(highest + 1, window.max() + 1)) or BitMap([highest])
+        return within(window, highest + 1, window.max() + 1) or BitMap([highest])
 
     def _adapt(self, seconds: float) -> None:
         if seconds > 1.5 * WINDOW_TARGET_S:
@@ -159,7 +159,7 @@ class Backfill:
             high = min(record.floor, low + step)
             found |= (await session.uid_search(f"UID {low}:{high - 1}{limit}".encode())).uids
             low = high
-        return found & BitMap(range(1, record.floor))
+        return within(found, 1, record.floor)
 
     async def _finish(self, box: MailboxState) -> None:
         record = box.record

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyroaring import BitMap
 
-from streams.domain.plan import expected_count, is_whole, reconcile, uid_set, windows_newest_first
+from streams.domain.plan import expected_count, is_whole, reconcile, uid_set, windows_newest_first, within
 from streams.imap.session import ImapSession
 from streams.imap.values import Selected
 from streams.sync.context import PassContext
@@ -51,7 +51,7 @@ async def compare(
         difference = reconcile(known, answer.uids, low=low, high=high, aside=record.quarantined)
         vanished |= difference.vanished
         if high > record.floor:
-            absent = difference.missing & BitMap(range(max(low, record.floor), high))
+            absent = within(difference.missing, max(low, record.floor), high)
             missing |= absent & wanted
             excluded += len(absent - wanted)
         for uid in [u for u in record.quarantined if low <= u < high and u not in answer.uids]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from streams.contracts.account import Phase
@@ -680,15 +681,17 @@ class Host:
         """New mail promotes at once; demotion waits for the evaluation."""
         settings = self._settings
         entry = self._entries.get(runner.shard.partition, {}).get(runner.account_id)
-        hot = sum(1 for r in self._runners.values() if r.tier == "hot")
-        decision = on_mail(
+        decide = partial(
+            on_mail,
             self._tier_input(runner, entry),
-            hot_accounts=hot,
             hot_budget=settings.HOT_BUDGET_PER_WORKER,
             hot_activity=timedelta(hours=settings.TIER_HOT_ACTIVITY_H),
             cold_after=timedelta(days=settings.TIER_COLD_AFTER_D),
             now=_now(),
         )
+        if decide(hot_accounts=0) is None:
+            return  # most mail changes nothing: only for the rest all accounts are counted
+        decision = decide(hot_accounts=sum(1 for r in self._runners.values() if r.tier == "hot"))
         if decision is not None:
             runner.set_tier(decision.tier, decision.reason)
 

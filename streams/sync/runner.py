@@ -67,7 +67,9 @@ STATUS_EVERY_S: Final = 900.0
 NOOP_EVERY_S: Final = 30.0
 """How often INBOX is asked where the server has no IDLE."""
 TIER_TOLD_WITHIN_S: Final = 1.0
-"""Within this long a new tier is recorded and published; the account's next write takes it along."""
+"""Within this long is recorded and published that an account became hot; its next write takes it along."""
+DEMOTION_TOLD_WITHIN_S: Final = 15.0
+"""The same of any other new tier: an evaluation may change thousands at once, and nothing waits for it."""
 HEAT_TOLD_WITHIN_S: Final = 5.0
 """Within this long the status tells of new session heat, and of an account that is seen for the first time."""
 TELL_S: Final = 5.0
@@ -273,7 +275,7 @@ class AccountRunner:
             return
         now = self._services.clock()
         previous, self.tier, self.tier_reason = self.tier, tier, reason
-        self._tell_tier(TIER_TOLD_WITHIN_S)
+        self._tell_tier(TIER_TOLD_WITHIN_S if tier == "hot" else DEMOTION_TOLD_WITHIN_S)
         if previous != tier:
             self._services.observer.tier_changed(tier, reason)
             if tier == "hot":
@@ -281,9 +283,12 @@ class AccountRunner:
                 self._look_due = self._ready.is_set()
                 soon = random.random() * self._settings.POLL_WARM if self._look_due else 0.0
                 self._due_at = min(self._due_at, now + soon)
-            elif tier == "warm" and previous == "cold":
+                self._wake_all()
+            elif previous == "hot":
+                self._watch_wake.set()
+            elif tier == "warm":
                 self._due_at = min(self._due_at, now + random.random() * self._settings.POLL_WARM)
-        self._wake_all()
+                self._poll_wake.set()
 
     def set_heat(self, until: datetime | None) -> None:
         """Until when a session keeps the account hot; told with its status. The tier is the host's to decide."""

@@ -43,6 +43,8 @@ from tests.integration.agents.fleet import Fleet, Worker, account_id, fleet
 
 ACCOUNTS = 5000
 RATE_PER_S = 200
+COLD_S = 2.0
+"""The first events of each partition are told apart: their topics are empty and the broker's code is not compiled."""
 PARTITIONS = 64
 
 
@@ -172,8 +174,10 @@ async def heat() -> None:
         listening.cancel()
         await asyncio.wait({listening})
         hot = {line["account"]: float(line["at"]) for line in worker.said("heat")}
-        to_host = [hot[account_id(int(user[1:]))] - at for user, at in sent.items()]
-        bare = [seen[user] - at for user, at in sent.items() if user in seen]
+        warm = min(sent.values()) + COLD_S
+        to_host = [hot[account_id(int(user[1:]))] - at for user, at in sent.items() if at >= warm]
+        first = [hot[account_id(int(user[1:]))] - at for user, at in sent.items() if at < warm]
+        bare = [seen[user] - at for user, at in sent.items() if user in seen and at >= warm]
         off_at = {line["account"]: float(line["at"]) for line in worker.said("changed", state="disabled")}
         report(
             "user_active_to_host",
@@ -181,10 +185,12 @@ async def heat() -> None:
             per_s=RATE_PER_S,
             **milliseconds(to_host),
             **milliseconds(bare, "bare_"),
+            **milliseconds(first, "first_seconds_"),
             times_bare_p50=milliseconds(to_host)["p50_ms"] / milliseconds(bare)["p50_ms"],
             processor_ms_per_event=spent / (len(sent) + len(changed)) * 1000,
+            target_p99_ms=250,
         )
-        report("state_changed_to_host", **milliseconds(off_at[name] - at for name, at in changed.items()))
+        report("state_changed_to_host", **milliseconds(off_at[name] - at for name, at in changed.items() if at >= warm))
 
 
 def processor_s(worker: Worker) -> float:

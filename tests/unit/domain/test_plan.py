@@ -28,6 +28,7 @@ from streams.domain.plan import (
     spans_up_to_highest,
     uid_set,
     windows_newest_first,
+    within,
 )
 
 uids = st.frozensets(st.integers(1, 400), max_size=60).map(BitMap)
@@ -211,6 +212,18 @@ def test_case_27_reconcile_is_a_difference_within_bounds(
     region = set(range(low, high))
     assert set(found.vanished) == (set(known) - set(theirs)) & region
     assert set(found.missing) == ((set(theirs) - set(known)) & region) - set(aside)
+
+
+_ANY_UID = st.one_of(st.integers(0, 5), st.integers((1 << 32) - 5, (1 << 32) - 1), st.integers(0, (1 << 32) - 1))
+
+
+@given(st.frozensets(_ANY_UID, max_size=20), _ANY_UID, _ANY_UID)
+def test_uids_within_bounds(those: frozenset[int], low: int, high: int) -> None:
+    """Up to the highest UID there can be, at whatever distance; nothing when the bounds are crossed."""
+    whole = BitMap(those)
+    assert set(within(whole, low, high)) == {uid for uid in those if low <= uid < high}
+    assert set(within(whole, low, 1 << 32)) == {uid for uid in those if low <= uid}
+    assert set(whole) == those
 
 
 @given(uids, st.integers(1, 50))
