@@ -4,11 +4,12 @@
 
     rebalance begins     nothing stops: the log is fenced, and survivors would stand still for nothing
     partitions assigned  shards that went elsewhere stop; those that stay go on
-    rebalance ends       tables are recovered: new shards start
+    rebalance ends       tables are recovered: new shards start, the others look at their accounts again, since who
+                         slept through a generation may have missed another owner
     no proof of membership for one session timeout      all sockets close
     a proof again                                       the assignment that stands is carried out anew
 
-Invariant: `host.assigned` is called from one task, always with the newest assignment; one that fails is tried again.
+Invariant: the host is told from one task, always with the newest assignment; one that fails is tried again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Assignment:
 
     generation: int
     partitions: frozenset[int]
+    recovered: bool = True
+    """Whether the tables are: nothing starts from older ones."""
 
 
 class AssignmentKeeper:
@@ -76,7 +79,7 @@ class AssignmentKeeper:
 
     def assigned(self, generation: int, partitions: frozenset[int]) -> None:
         """Partitions were assigned, their tables are not recovered yet: keep what stays, stop what went."""
-        self._want(Assignment(generation, self._settled & partitions))
+        self._want(Assignment(generation, self._settled & partitions, recovered=False))
 
     def recovered(self, generation: int, partitions: frozenset[int]) -> None:
         """The rebalance is over and the tables are recovered. Of one that another has overtaken it says nothing."""
@@ -99,9 +102,8 @@ class AssignmentKeeper:
             self._changed.clear()
             wanted = self._wanted
             try:
-                await self._host.assigned(
-                    wanted.partitions, AssignmentMembership(self._proof, wanted.generation), self._accounts
-                )
+                carry_out = self._host.assigned if wanted.recovered else self._host.narrowed
+                await carry_out(wanted.partitions, AssignmentMembership(self._proof, wanted.generation), self._accounts)
                 wait = RETRY_MIN_S
                 _LOGGER.info("assignment of generation %d: partitions %s", wanted.generation, sorted(wanted.partitions))
             except Exception:

@@ -1,6 +1,6 @@
 """What the control plane needs of others: the data plane implements `ShardHost`, Kafka stands behind `Outbox`.
 
-Everything of `ShardHost` but `assigned` returns at once and may be called for accounts it does not run.
+Everything of `ShardHost` but `narrowed` and `assigned` returns at once and may be called for accounts it does not run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,15 @@ class Membership(Protocol):
 class ShardHost(Protocol):
     """The shards of this worker."""
 
+    async def narrowed(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
+        """Hold no shards but these: those that are held go on, the others stop. Nothing starts, and `accounts` is not
+        asked yet.
+        """
+
     async def assigned(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
-        """Hold these shards and no others: those that stay go on, lost ones stop, new ones start in their own tasks."""
+        """Hold these shards and no others: those that stay go on with the accounts as they are now, lost ones stop,
+        new ones start in their own tasks.
+        """
 
     def unassigned(self) -> None:
         """We are no member of the group any more: stop all runners, close their sockets."""

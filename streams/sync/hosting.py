@@ -208,8 +208,18 @@ class Host:
         return task
 
     # --- what the control plane tells --------------------------------------------------------------------------------
+    async def narrowed(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
+        """Hold no shards but these. Nothing starts: the accounts are still being recovered."""
+        await self._hold(partitions & self._shards.keys(), membership, accounts)
+
     async def assigned(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
         """Hold these shards and no others. Those that stay go on, lost ones stop, new ones start in their own tasks."""
+        kept = [shard for partition, shard in self._shards.items() if partition in partitions]
+        await self._hold(partitions, membership, accounts)
+        if kept and not self._stopping:
+            self._spawn(self._look_again(kept, accounts), "accounts-again")
+
+    async def _hold(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
         if self._stopping or self._store is None:
             return
         self._membership, self._accounts = membership, accounts
@@ -379,6 +389,27 @@ class Host:
         self._loaded.add(partition)
         self._place_wake.set()
         self._spawn(self._finish_removals(shard, deleted, heard_of), f"removals-{partition}")
+
+    async def _look_again(self, shards: list[Shard], accounts: AccountsOf) -> None:
+        """What is known of the accounts of shards that stay, as the recovered table has it: while this worker slept,
+        another one may have owned the partition and heard what happened.
+        """
+        for shard in shards:
+            partition = shard.partition
+            before = list(self._entries.get(partition, {}))
+            heard_of: set[str] = set()
+            async for entry in accounts(partition):
+                if self._shards.get(partition) is not shard or partition not in self._loaded:
+                    break  # it reads them all when it runs
+                heard_of.add(entry.account_id)
+                if entry.state == "live" or entry.account_id in self._entries.get(partition, {}):
+                    self.account_changed(partition, entry)
+            else:
+                for account_id in before:
+                    if account_id not in heard_of:  # nobody speaks of it, which does not say that its mail goes
+                        self._entries.get(partition, {}).pop(account_id, None)
+                        self._stop_account(account_id)
+        self._place_wake.set()
 
     def _commands_closed(self, partition: int) -> None:
         if self.commands is not None:

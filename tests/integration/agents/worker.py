@@ -53,6 +53,9 @@ class TalkingHost:
             task.add_done_callback(self.tasks.discard)
         self.held = partitions
 
+    async def narrowed(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
+        await self.assigned(self.held & partitions, membership, accounts)
+
     async def _start(self, partition: int, membership: Membership, accounts: AccountsOf) -> None:
         began = time.perf_counter()
         try:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from streams.domain.ownership import AccountEntry
 from streams.local.dovecot import Dovecot
 from tests.fixtures.services import MailUser
-from tests.integration.sync.conftest import Plane, eventually
+from tests.integration.sync.conftest import Plane, TestMembership, eventually
 from tests.integration.sync.folding import LogReader, server_view
 from tests.scripted_imap.model import Account
 from tests.scripted_imap.server import QRESYNC, ImapServer
@@ -73,6 +74,14 @@ async def test_s10_every_tier_ends_in_the_servers_state(
     fold = reader.folds[account]
     assert "account.caught_up" in fold.kinds
     assert "mailbox.renamed" in fold.kinds
+    for _ in range(5):
+        if "message.moved" in fold.kinds:
+            break
+        # a look that was under way as the messages moved has seen arrivals and removals
+        with user.client() as client:
+            client.select_folder("INBOX")
+            client.move(client.search()[:1], "Archive")
+        await eventually(lambda: agrees(reader, account, user), what="another move")
     assert "message.moved" in fold.kinds
     assert len(set(reader.writers[account])) == 1
 
@@ -128,3 +137,40 @@ async def test_s6_accounts_of_a_partition_that_goes_elsewhere_end_idle_and_log_o
         await plane.assign(host, set())
         await eventually(lambda: server.open == 0, what="its connection is closed")
         assert server.count("LOGOUT") == sum(server.logins.values())
+
+
+async def test_s3_accounts_that_another_owner_heard_of_are_served_after_the_recovery(
+    plane: Plane, mail_user: MailUser
+) -> None:
+    """This worker slept through a generation: what it knows of a shard that it holds on is older than the table."""
+    host = await plane.host()
+    everything = frozenset(range(plane.settings.PARTITIONS))
+    account = await plane.add(mail_user)  # nobody tells the host: another owner heard of it
+    await host.narrowed(everything, TestMembership(), plane.accounts)
+    assert host.runner(account) is None
+    await plane.assign(host)
+    await eventually(lambda: host.runner(account) is not None, what="the account is served")
+    entry = plane.entries[account]
+    assert entry.version is not None
+    plane.entries[account] = AccountEntry(account, entry.user_id, "disabled", entry.version + 1)
+    await plane.assign(host)
+    await eventually(lambda: host.runner(account) is None, what="the account was disabled meanwhile")
+    plane.entries[account] = AccountEntry(account, entry.user_id, "live", entry.version + 2)
+    await plane.assign(host)
+    await eventually(lambda: host.runner(account) is not None, what="the account is served again")
+    del plane.entries[account]
+    await plane.assign(host)
+    await eventually(lambda: host.runner(account) is None, what="nobody speaks of the account any more")
+
+
+async def test_s3_before_the_tables_are_recovered_nothing_starts(plane: Plane, mail_user: MailUser) -> None:
+    """All shards were closed for want of a proof, then their partitions came back: their accounts are not known yet."""
+    account = await plane.add(mail_user)
+    host = await plane.host()
+    await eventually(lambda: host.runner(account) is not None)
+    everything = frozenset(range(plane.settings.PARTITIONS))
+    host.unassigned()
+    await host.narrowed(everything, TestMembership(), plane.accounts)
+    assert host.shard(plane.partition(account)) is None
+    await plane.assign(host)
+    await eventually(lambda: host.runner(account) is not None, what="the account is served")

@@ -42,7 +42,13 @@ class RecordingHost:
         self.memberships.append(membership)
         self.partitions = partitions
 
+    async def narrowed(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
+        self.calls.append(("narrowed", partitions))
+        self.memberships.append(membership)
+        self.partitions &= partitions
+
     def unassigned(self) -> None:
+        self.partitions = frozenset()
         self.calls.append(("unassigned",))
 
     def account_changed(self, partition: int, entry: AccountEntry) -> None:

@@ -84,6 +84,22 @@ async def test_s6_before_recovery_what_stays_goes_on_and_what_went_stops_then_ne
         assert rig.host.partitions == parts(2, 3, 4)
 
 
+async def test_after_a_sleep_nothing_starts_before_the_tables_are_recovered() -> None:
+    """Closed for want of a proof, then assigned the same partitions: another owner has written their tables."""
+    async with running() as rig:
+        rig.keeper.recovered(1, parts(1, 2))
+        await rig.settled()
+        rig.proof.refuse = MembershipLost("refused")
+        rig.time = 11.0
+        await rig.keeper.check()
+        rig.keeper.assigned(3, parts(1, 2))
+        await rig.settled()
+        assert rig.host.partitions == parts()
+        rig.keeper.recovered(3, parts(1, 2))
+        await rig.settled()
+        assert rig.host.partitions == parts(1, 2)
+
+
 async def test_only_the_newest_assignment_is_carried_out() -> None:
     async with running() as rig:
         for generation in range(5):
@@ -96,7 +112,7 @@ async def test_a_recovery_that_was_overtaken_by_a_rebalance_starts_nothing() -> 
     async with running() as rig:
         rig.keeper.assigned(8, frozenset({2, 5}))
         rig.keeper.recovered(7, frozenset({0, 2}))
-        assert rig.keeper.assignment == Assignment(8, frozenset())
+        assert rig.keeper.assignment == Assignment(8, frozenset(), recovered=False)
         rig.keeper.recovered(8, frozenset({2, 5}))
         await rig.settled()
         assert rig.keeper.assignment == Assignment(8, frozenset({2, 5}))
