@@ -135,7 +135,7 @@ def needs_visit(
     record: MailboxRecord, server: ServerMailbox, *, condstore: bool, now: float, full_after_s: float
 ) -> bool:
     """Whether a mailbox must be opened: something moved, or nothing proves that it did not."""
-    if not record.visited or record.previous is not None:
+    if not record.visited or record.previous is not None or record.aside is not None:
         return True
     if server.uidnext is None or server.uidvalidity is None or server.messages is None:
         return True

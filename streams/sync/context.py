@@ -104,6 +104,8 @@ def set_aside(ctx: PassContext, box: MailboxState, error: MailstreamsError) -> N
     wait = min(ASIDE_S, ASIDE_FIRST_S * 2.0 ** min(record.failures - 1, 9))
     if error.code in _LASTING:
         wait = ASIDE_S
+    elif error.code == "mailbox_gone" and record.failures == 1:
+        wait = 0.0  # most likely it was renamed or deleted since it was listed: the next list tells
     if error.retry_after_s is not None:
         wait = max(wait, error.retry_after_s)
     record.aside = f"{error.code}: {error}"[:300]

@@ -87,6 +87,7 @@ def _rename(ctx: PassContext, box: MailboxState, server: ServerMailbox) -> None:
     record.wire_name, record.name, record.delimiter = server.wire_name, server.name, server.delimiter
     record.special_use, record.attributes = server.special_use, server.attributes
     record.object_id = server.object_id or record.object_id
+    record.aside, record.aside_until = None, None  # whatever was wrong was wrong with the other name
     box.dirty = True
     ctx.memory.checked.discard(record.mailbox_id)
     ctx.state.emit(

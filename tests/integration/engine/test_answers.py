@@ -276,6 +276,33 @@ async def test_case_67_a_refused_folder_is_set_aside_with_its_reason(
     engine.agrees(account)
 
 
+@pytest.mark.parametrize("kind", [CONDSTORE, BARE], ids=["condstore", "bare"])
+@pytest.mark.parametrize("made_anew", [False, True], ids=["renamed", "made anew"])
+async def test_a_folder_that_went_since_it_was_listed_is_looked_at_with_the_next_list(
+    kind: frozenset[str], made_anew: bool, account: Account, start: Start
+) -> None:
+    """Renamed between the list and its opening: nothing is wrong with it, so it does not have to wait."""
+    account.create("A")
+    fill(account, 3, "A")
+    engine = await start(kind)
+    await engine.catch_up()
+    fill(account, 2, "A", first=10)
+
+    def went(lines: list[bytes]) -> list[bytes]:
+        return [lines[-1].split()[0] + b" NO [NONEXISTENT] gone\r\n"]
+
+    engine.server.bend(r"EXAMINE \"?A\"?", went, times=1)
+    await engine.look()
+    account.rename("A", "B")
+    if made_anew:
+        account.create("A")
+        fill(account, 1, "A", first=20)
+    engine.now += 1
+    await engine.catch_up()
+    engine.agrees(account)
+    assert all(box.record.aside is None for box in engine.state().mailboxes.values())
+
+
 async def test_case_68_only_parsed_items_are_flags(account: Account, start: Start) -> None:
     """The answer to a flag scan is the text of an error."""
     fill(account, 3)
