@@ -313,7 +313,7 @@ class JobWriter:
             **settings.kafka_client(),
             transactional_id=settings.transactional_id("jobs", self._partition),
             transaction_timeout_ms=int(settings.KAFKA_TRANSACTION_TIMEOUT_S * 1000),
-            compression_type="lz4",  # events are much alike; to send them as they are takes longer
+            compression_type="zstd",  # events are much alike; to send them as they are takes longer
             max_batch_size=BATCH_BYTES,
             max_request_size=BATCH_BYTES * 2,
             enable_idempotence=True,

@@ -27,6 +27,7 @@ from streams.commands.ports import Delivery
 from streams.commands.service import HandlersIgnored, engine_limits, surroundings
 from streams.commands.session import Session
 from streams.contracts import topics
+from streams.errors import ProducerLost
 from streams.observer import RuntimeObserver
 from streams.runtime.services import Health
 from streams.settings import Settings
@@ -139,7 +140,10 @@ class OwnerService:
             return
         if self._stopping:
             return
-        lane = OwnerLane(shard_log, remembered=self._settings.COMMANDS_REMEMBERED, full_name=self._settings.topic)
+        try:
+            lane = OwnerLane(shard_log, remembered=self._settings.COMMANDS_REMEMBERED, full_name=self._settings.topic)
+        except ProducerLost:
+            return  # lost already: its commands are taken up with the shard's next log
         partition = shard_log.partition
         session = self._engine.attach(lane, lambda: self._pass_on(partition))
         self._open[partition] = _Open(session, lane)

@@ -11,11 +11,16 @@ however the field is built (case 95).
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from streams.mime import defects as d
 from streams.mime.text import clean, collapse, decode_words, limit
 from streams.mime.values import Address, HeaderLimits
+
+_REMEMBERED: Final = 2_048
+"""Values kept of each kind: in most mailboxes the same people write to the same people again and again."""
+_REMEMBERED_CHARS: Final = 200
 
 # One entry up to and with its comma: [name] <address>, or a bare address. All quantifiers are possessive.
 _PLAIN_ENTRY: Final = re.compile(
@@ -82,10 +87,18 @@ def parse_addresses(
     return tuple(found)
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def _decoded(name: str) -> str | None:
+    """The name, decoded; None if that lost something, which is for each message to tell."""
+    defects: set[str] = set()
+    decoded = decode_words(name, defects)
+    return None if defects else decoded
+
+
 def _address(name: str | None, address: str | None, limits: HeaderLimits, defects: set[str]) -> Address:
     if name:
         if "=?" in name or not name.isprintable():
-            name = decode_words(name, defects)
+            name = (_decoded(name) if len(name) <= _REMEMBERED_CHARS else None) or decode_words(name, defects)
         if name[-1:] == " " or name[:1] in (" ", "'") or "  " in name:
             name = collapse(name)
             # Outlook puts single quotes round names, sometimes inside double ones.

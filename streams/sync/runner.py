@@ -160,6 +160,7 @@ class AccountRunner:
         self._published: tuple[object, ...] = ()
         self._published_at = 0.0
         self._tier_told_within: float | None = None
+        self._tier_moved = False
         self._tier_event = asyncio.Event()
         self._due_at = 0.0
         self._not_before = 0.0
@@ -277,6 +278,7 @@ class AccountRunner:
         previous, self.tier, self.tier_reason = self.tier, tier, reason
         self._tell_tier(TIER_TOLD_WITHIN_S if tier == "hot" else DEMOTION_TOLD_WITHIN_S)
         if previous != tier:
+            self._tier_moved = True
             self._services.observer.tier_changed(tier, reason)
             if tier == "hot":
                 # What came meanwhile is looked for over the connection that watches: a poll would be a second login.
@@ -742,7 +744,8 @@ class AccountRunner:
         previous = record.tier
         record.tier, record.tier_reason = self.tier, self.tier_reason
         state.touch()
-        if previous != self.tier:
+        if self._tier_moved or previous != self.tier:  # it may have gone and come back for another reason
+            self._tier_moved = False
             state.publish(
                 topics.TIER_CHANGED,
                 AccountTierChanged(

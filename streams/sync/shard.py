@@ -88,8 +88,10 @@ class Shard:
 
     @property
     def log(self) -> ShardLog | None:
-        """The log while the shard runs."""
-        return self._log if self.phase is ShardPhase.RUNNING else None
+        """The log while the shard runs; None, too, when it was lost and the shard has yet to hear of it."""
+        current = self._log
+        usable = self.phase is ShardPhase.RUNNING and current is not None and not current.lost.done()
+        return current if usable else None
 
     async def running(self) -> ShardLog:
         """The log in force; waits until the shard runs. Raises `ProducerLost` when the shard has been closed."""

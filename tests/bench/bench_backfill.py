@@ -71,7 +71,7 @@ PLACES = {
     "framing_and_parsing": ("streams/imap/", "asyncio/streams", "recv", "uvloop"),
     "headers": ("streams/mime/",),
     "events_and_mirror": ("streams/sync/", "streams/domain/", "streams/contracts/", "msgspec", "pyroaring"),
-    "kafka": ("aiokafka", "lz4", "cramjam", "crc32"),
+    "kafka": ("aiokafka", "zstd", "cramjam", "crc32"),
 }
 """Whose time it is, by what the profiler names; what fits nowhere goes to whoever called it, or to "other"."""
 
