@@ -42,8 +42,11 @@ def canonical_form(fields: Iterable[tuple[str, str]]) -> bytes:
     for name, body in fields:
         if name not in _PREFIX:
             continue
-        # As bytes: to str.split() the second byte of many a UTF-8 character is a blank.
-        collapsed = b" ".join(body.encode("latin-1").split())
+        if body.isascii() and body.isprintable() and "  " not in body:
+            collapsed = body.strip(" ").encode()  # what the other way gives, of nearly all mail
+        else:
+            # As bytes: to str.split() the second byte of many a UTF-8 character is a blank.
+            collapsed = b" ".join(body.encode("latin-1").split())
         if name in lines:
             lines[name].append(collapsed)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Set
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from streams.contracts import mailbox as events
@@ -23,6 +24,9 @@ _SYSTEM_FLAGS: Final = {
 _HEADERS: Final = b"BODY.PEEK[HEADER.FIELDS (FROM TO CC REPLY-TO SUBJECT DATE MESSAGE-ID IN-REPLY-TO REFERENCES)]"
 _HEADER_SECTION: Final = b"HEADER.FIELDS"
 LABEL: Final = mirror.LABEL
+_USUAL_FLAG_CHARS: Final = 256
+_REMEMBERED: Final = 1_024
+"""Sets of flags kept in their other forms: most messages of a mailbox have one of a few."""
 
 
 def flag_items(capabilities: Set[str]) -> list[bytes]:
@@ -51,24 +55,40 @@ def flags_of(message: FetchedMessage) -> frozenset[str] | None:
     """Flags (and labels) as the mirror keeps them: system flags in their canonical spelling, without \\Recent."""
     if message.flags is None:
         return None
+    usual = sum(map(len, message.flags)) <= _USUAL_FLAG_CHARS
+    names = _usual_flags(message.flags) if usual else _flags(message.flags)
+    if message.gm_labels:
+        names |= {LABEL + label.decode("utf-8", "replace") for label in message.gm_labels}
+    return names
+
+
+def _flags(told: frozenset[bytes]) -> frozenset[str]:
     names: set[str] = set()
-    for raw in message.flags:
+    for raw in told:
         text = raw.decode("utf-8", "replace").replace("\x00", "�")
         lower = text.lower()
         if lower != "\\recent" and text:
             names.add(_SYSTEM_FLAGS.get(lower, text))
-    for label in message.gm_labels or ():
-        names.add(LABEL + label.decode("utf-8", "replace"))
     return frozenset(names)
+
+
+_usual_flags = lru_cache(maxsize=_REMEMBERED)(_flags)
 
 
 def split_labels(flags: frozenset[str], *, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Flags and labels as events show them; labels None where the server told none (`labelled` False) and none are
     known.
     """
-    plain = tuple(sorted(f for f in flags if not f.startswith(LABEL)))
-    labels = tuple(sorted(f[len(LABEL) :] for f in flags if f.startswith(LABEL)))
+    plain, labels = _usual_split(flags) if sum(map(len, flags)) <= _USUAL_FLAG_CHARS else _split(flags)
     return plain, labels if labels or labelled else None
+
+
+def _split(flags: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    plain = tuple(sorted(f for f in flags if not f.startswith(LABEL)))
+    return plain, tuple(sorted(f[len(LABEL) :] for f in flags if f.startswith(LABEL)))
+
+
+_usual_split = lru_cache(maxsize=_REMEMBERED)(_split)
 
 
 def is_complete(message: FetchedMessage) -> bool:
@@ -87,14 +107,21 @@ async def read_headers(message: FetchedMessage) -> ReadHeaders:
     """Parse the header block; a large one in a thread, since whoever wrote it decides how long that takes (cases 94,
     95).
     """
+    small = small_headers(message)
+    if small is not None:
+        return small
+    return await asyncio.to_thread(_read_headers, message.sections[_HEADER_SECTION])
+
+
+def small_headers(message: FetchedMessage) -> ReadHeaders | None:
+    """What `read_headers` gives, at once; None for a large block."""
     raw = message.sections.get(_HEADER_SECTION, b"")
-    if len(raw) > LOOP_FRIENDLY_BYTES:
-        return await asyncio.to_thread(_read_headers, raw)
-    return _read_headers(raw)
+    return _read_headers(raw) if len(raw) <= LOOP_FRIENDLY_BYTES else None
 
 
 def _read_headers(raw: bytes) -> ReadHeaders:
-    return ReadHeaders(*parse_headers_and_identity(raw))
+    parsed, canonical = parse_headers_and_identity(raw)
+    return ReadHeaders(parsed, canonical)
 
 
 def identity_of(account_id: str, basis: Basis, message: FetchedMessage, canonical: bytes, *, place: str) -> bytes:

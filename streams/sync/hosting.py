@@ -134,6 +134,7 @@ class Host:
         self._shards: dict[int, Shard] = {}
         self._entries: dict[int, dict[str, AccountEntry]] = {}
         self._loaded: set[int] = set()
+        self._recoveries = 0
         self._runners: dict[str, AccountRunner] = {}
         self._waiting: dict[str, TierInput] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -214,6 +215,7 @@ class Host:
 
     async def assigned(self, partitions: frozenset[int], membership: Membership, accounts: AccountsOf) -> None:
         """Hold these shards and no others. Those that stay go on, lost ones stop, new ones start in their own tasks."""
+        self._recoveries += 1
         kept = [shard for partition, shard in self._shards.items() if partition in partitions]
         await self._hold(partitions, membership, accounts)
         if kept and not self._stopping:
@@ -374,6 +376,7 @@ class Host:
             self._place_wake.set()
             return
         entries = self._entries.setdefault(partition, {})
+        recoveries = self._recoveries
         heard_of: set[str] = set()
         deleted: list[str] = []
         async for entry in self._accounts(partition):
@@ -388,6 +391,8 @@ class Host:
                     deleted.append(entry.account_id)
         self._loaded.add(partition)
         self._place_wake.set()
+        if recoveries != self._recoveries:  # the first of them were read from a table that was still being recovered
+            self._spawn(self._look_again([shard], self._accounts), "accounts-again")
         self._spawn(self._finish_removals(shard, deleted, heard_of), f"removals-{partition}")
 
     async def _look_again(self, shards: list[Shard], accounts: AccountsOf) -> None:
@@ -396,19 +401,19 @@ class Host:
         """
         for shard in shards:
             partition = shard.partition
-            before = list(self._entries.get(partition, {}))
-            heard_of: set[str] = set()
+            entries = self._entries.get(partition, {})
+            unheard = set(entries)
             async for entry in accounts(partition):
                 if self._shards.get(partition) is not shard or partition not in self._loaded:
-                    break  # it reads them all when it runs
-                heard_of.add(entry.account_id)
-                if entry.state == "live" or entry.account_id in self._entries.get(partition, {}):
+                    break  # it went, or reads them all when it runs
+                unheard.discard(entry.account_id)
+                if entry.state == "live" or entry.account_id in entries:
                     self.account_changed(partition, entry)
-            else:
-                for account_id in before:
-                    if account_id not in heard_of:  # nobody speaks of it, which does not say that its mail goes
-                        self._entries.get(partition, {}).pop(account_id, None)
-                        self._stop_account(account_id)
+            if self._shards.get(partition) is not shard or partition not in self._loaded:
+                continue
+            for account_id in unheard:  # nobody speaks of it any more, which does not say that its mail goes
+                entries.pop(account_id, None)
+                self._stop_account(account_id)
         self._place_wake.set()
 
     def _commands_closed(self, partition: int) -> None:

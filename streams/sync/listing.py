@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from streams.contracts import mailbox as events
 from streams.domain.mirror import MailboxRecord
 from streams.domain.plan import ListingPlan, ServerMailbox, attributes_differ, plan_listing
@@ -11,11 +13,17 @@ from streams.imap.values import ListedMailbox, MailboxStatus
 from streams.sync.context import PassContext, remove, remove_previous
 from streams.sync.state import MailboxState
 
+log = logging.getLogger(__name__)
+
 GMAIL = "X-GM-EXT-1"
 _GMAIL_BOXES = frozenset({"\\all", "\\junk", "\\trash"})
 
 
 async def list_server(ctx: PassContext, session: ImapSession) -> tuple[list[ServerMailbox], bool]:
+    """What the server lists, and whether it may be believed that there is nothing else.
+
+    A mailbox that is missing is asked for by name: while its index is made anew, Dovecot lists a part of the mailboxes.
+    """
     answer = await session.list_mailboxes(with_status=True)
     statuses: dict[bytes, MailboxStatus | MailboxError] = {}
     asked = [m.wire_name for m in answer.mailboxes if m.selectable and m.status is None]
@@ -25,7 +33,38 @@ async def list_server(ctx: PassContext, session: ImapSession) -> tuple[list[Serv
     for m in answer.mailboxes:
         status = m.status or statuses.get(m.wire_name)
         listed.append(_server_mailbox(m, status if isinstance(status, MailboxStatus) else None))
-    return listed, answer.unreadable == 0 and bool(answer.mailboxes)
+    complete = answer.unreadable == 0 and bool(answer.mailboxes)
+    return listed + await _there_though_not_listed(ctx, session, listed, complete), complete
+
+
+async def _there_though_not_listed(
+    ctx: PassContext, session: ImapSession, listed: list[ServerMailbox], complete: bool
+) -> list[ServerMailbox]:
+    boxes = ctx.state.mailboxes
+    names = {m.wire_name for m in listed}
+    deleted = plan_listing([b.record for b in boxes.values()], listed, complete=complete).deleted
+    missing = {m.wire_name: m for m in deleted if m.selectable and m.wire_name not in names}
+    found = []
+    for name, status in (await session.statuses(list(missing))).items() if missing else ():
+        record = missing[name]
+        if isinstance(status, MailboxStatus) and status.uidvalidity and status.uidvalidity == record.uidvalidity:
+            log.warning("mailbox %s is there, though it is not listed", record.mailbox_id)
+            found.append(
+                ServerMailbox(
+                    wire_name=name,
+                    name=record.name,
+                    delimiter=record.delimiter,
+                    special_use=record.special_use,
+                    attributes=record.attributes,
+                    selectable=True,
+                    object_id=record.object_id,
+                    uidvalidity=status.uidvalidity,
+                    uidnext=status.uidnext,
+                    messages=status.messages,
+                    highestmodseq=status.highestmodseq,
+                )
+            )
+    return found
 
 
 def views_among(ctx: PassContext, session: ImapSession, listed: list[ServerMailbox]) -> set[bytes]:

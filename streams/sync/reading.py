@@ -357,7 +357,9 @@ class Reader:
         await held.prepare()
         for count, message in enumerate(messages, 1):
             if message.uid not in box.known():
-                headers = await fetching.read_headers(message)
+                headers = fetching.small_headers(message)  # most are, and need no coroutine
+                if headers is None:
+                    headers = await fetching.read_headers(message)
                 self._add(box, message, headers, basis, origin, held, previews.get(message.uid), structure, since)
             if count % SLICE == 0:
                 await asyncio.sleep(0)

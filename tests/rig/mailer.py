@@ -173,6 +173,9 @@ class Mailer:
                 self.observe(folder)
                 names.append(folder)
         for gone in self._epochs.keys() - set(names):
+            with suppress(MailboxGone):  # Dovecot lists a part of the folders while it makes its index anew
+                self.observe(gone)
+                continue
             epoch = self._epochs.pop(gone)
             if epoch not in self._epochs.values():
                 self.journal.observe_mailbox(epoch, {})

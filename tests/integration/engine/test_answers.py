@@ -15,7 +15,7 @@ from tests.integration.engine.conftest import Start
 from tests.integration.engine.test_cursors import fill
 from tests.scripted_imap.bending import Action, Drop, Hang
 from tests.scripted_imap.model import Account
-from tests.scripted_imap.server import BARE, CONDSTORE, GMAIL, QRESYNC, Profile
+from tests.scripted_imap.server import BARE, CONDSTORE, FULL, GMAIL, QRESYNC, Profile
 
 QUICK = Limits(command_timeout_s=5.0, fetch_stall_timeout_s=0.3, fetch_timeout_s=5.0, logout_timeout_s=0.3)
 
@@ -301,6 +301,28 @@ async def test_a_folder_that_went_since_it_was_listed_is_looked_at_with_the_next
     await engine.catch_up()
     engine.agrees(account)
     assert all(box.record.aside is None for box in engine.state().mailboxes.values())
+
+
+@pytest.mark.parametrize("kind", [CONDSTORE, BARE, FULL], ids=["condstore", "bare", "full"])
+async def test_a_list_that_lacks_a_mailbox_is_no_proof(kind: frozenset[str], account: Account, start: Start) -> None:
+    """Dovecot lists a part of the mailboxes while it makes its index anew; a moment later all are there."""
+    for name in ("A", "B", "C"):
+        account.create(name)
+        fill(account, 2, name)
+    engine = await start(kind)
+    await engine.catch_up()
+    account.delete("C")
+    fill(account, 1, "A", first=10)
+    bend = engine.server.bend(
+        r"LIST ", lambda lines: [line for line in lines if b"INBOX" in line or not line.startswith(b"* ")], times=1
+    )
+    await engine.look()
+    assert bend.used == 1
+    engine.agrees(account)
+    with engine.quiet():
+        await engine.look()
+    assert [event["mailbox"] for event in engine.of("mailbox.deleted")] == ["C"]
+    assert len(engine.of("mailbox.discovered")) == 4
 
 
 async def test_case_68_only_parsed_items_are_flags(account: Account, start: Start) -> None:

@@ -86,3 +86,9 @@ def test_idempotent_and_stable_under_refolding(fields: list[tuple[bytes, list[by
 def test_idempotent_on_anything(raw: bytes) -> None:
     canonical = canonical_identity(raw)
     assert canonical_identity(canonical) == canonical
+
+
+@given(st.text(" \tab.=\xe9\xa0\x85\x7f", max_size=12))
+def test_runs_of_blanks_are_one_blank(body: str) -> None:
+    raw = body.encode("latin-1")
+    assert canonical_identity(b"Subject:" + raw + b"\r\n") == b"subject:" + b" ".join(raw.split()) + b"\n"
