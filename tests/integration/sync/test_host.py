@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streams.domain.ownership import AccountEntry
+from streams.domain.ownership import AccountEntry, ShardPhase
 from streams.local.dovecot import Dovecot
 from tests.fixtures.services import MailUser
 from tests.integration.sync.conftest import Plane, TestMembership, eventually
@@ -167,10 +167,17 @@ async def test_s3_before_the_tables_are_recovered_nothing_starts(plane: Plane, m
     """All shards were closed for want of a proof, then their partitions came back: their accounts are not known yet."""
     account = await plane.add(mail_user)
     host = await plane.host()
-    await eventually(lambda: host.runner(account) is not None)
     everything = frozenset(range(plane.settings.PARTITIONS))
+
+    def all_run() -> bool:
+        shards = [host.shard(partition) for partition in everything]
+        return all(shard is not None and shard.phase is ShardPhase.RUNNING for shard in shards)
+
+    await eventually(all_run)  # a Kafka client that is cancelled in its start leaves its socket to the collector
+    await eventually(lambda: host.runner(account) is not None)
     host.unassigned()
     await host.narrowed(everything, TestMembership(), plane.accounts)
     assert host.shard(plane.partition(account)) is None
     await plane.assign(host)
     await eventually(lambda: host.runner(account) is not None, what="the account is served")
+    await eventually(all_run)
