@@ -21,6 +21,7 @@ _UNAVAILABLE: Final = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,  # the pool or a connection is closed
+    asyncpg.InternalClientError,  # a connection that ended in the middle of a statement and was reset after it
     asyncpg.PostgresConnectionError,  # class 08
     asyncpg.OperatorInterventionError,  # class 57: shutting down, starting, cancelled
     asyncpg.InsufficientResourcesError,  # class 53: too many connections, disk full
