@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakSet
 
 from streams.contracts import mailbox as events
 from streams.contracts import topics
@@ -150,6 +151,7 @@ class AccountRunner:
         self._memory = Memory(Trouble(services.settings.FETCH_WINDOW), refused=self._link.refused)
         self._lock = asyncio.Lock()
         self._state: AccountState | None = None
+        self._states: WeakSet[AccountState] = WeakSet()
         self._poll_wake = asyncio.Event()
         self._watch_wake = asyncio.Event()
         self._ready = asyncio.Event()
@@ -226,19 +228,24 @@ class AccountRunner:
         return False
 
     async def stop(self, deadline_s: float) -> None:
-        """End IDLE with DONE and LOGOUT, give up what is in progress after the deadline. Never raises."""
+        """End IDLE with DONE and LOGOUT, give up what is in progress after the deadline. Never raises.
+
+        Whatever still is in progress afterwards, a command most likely, writes nothing more: the account's next
+        runner may begin.
+        """
         self._stopping = True
         self._ready.set()
         self._tier_event.set()
         self._wake_all()
         task = self._task
-        if task is None:
-            return
-        if deadline_s > 0 and not task.done():
-            await asyncio.wait({task}, timeout=deadline_s)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=3.0)
+        if task is not None:
+            if deadline_s > 0 and not task.done():
+                await asyncio.wait({task}, timeout=deadline_s)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=3.0)
+        for state in self._states:
+            state.end()
 
     async def tell(self, phase: Phase) -> None:
         """After `stop`: publish that nobody serves the account any more (and why), while the shard is still ours."""
@@ -812,8 +819,9 @@ class AccountRunner:
     # --- the state ---------------------------------------------------------------------------------------------------
     def _load(self, shard_log: ShardLog) -> AccountState:
         """The account's state; read from the mirror when it is not in memory. The caller holds the lock."""
-        if self._state is None or self._state.log is not shard_log:
+        if self._state is None or self._state.log is not shard_log or self._state.ended:
             self._state = AccountState(self.account_id, shard_log, _now, self._settings.topic)
+            self._states.add(self._state)
         return self._state
 
     async def _leave(self, state: AccountState, account_pass: AccountPass) -> None:

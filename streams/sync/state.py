@@ -23,7 +23,7 @@ from streams.contracts.topics import MAX_RECORD_BYTES
 from streams.domain import mirror
 from streams.domain.identity import message_id_of
 from streams.domain.mirror import AccountRecord, FlagSegment, IdentitySegment, MailboxRecord
-from streams.errors import MirrorDamaged
+from streams.errors import MirrorDamaged, ProducerLost
 from streams.sync.log import Batch, Outgoing, ShardLog
 
 SOURCE: Final = "/mailstreams"
@@ -217,6 +217,7 @@ class AccountState:
         self._out: list[Outgoing] = []
         self.pending_bytes = 0
         self._last: asyncio.Future[None] | None = None
+        self.ended = False
         self.emitted: Counter[str] = Counter()
         self._dirty = False
         value = log.read(mirror.account_key(account_id))
@@ -280,8 +281,17 @@ class AccountState:
         """The account record has changed."""
         self._dirty = True
 
+    def end(self) -> None:
+        """Nothing of this object reaches the log any more: another one may be read from the mirror at any time."""
+        self.ended = True
+
     def flush(self) -> asyncio.Future[None] | None:
-        """Hand everything changed to the log as one batch. None when there was nothing."""
+        """Hand everything changed to the log as one batch. None when there was nothing.
+
+        Raises `ProducerLost` after `end`, and when the log is lost.
+        """
+        if self.ended:
+            raise ProducerLost(f"account {self.account_id} is not served here any more")
         batch = Batch(records=self._out)
         self._out, self.pending_bytes = [], 0
         for state in (*self._deleted, *self.mailboxes.values()):

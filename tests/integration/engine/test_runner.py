@@ -10,8 +10,11 @@ from datetime import UTC, datetime
 import pytest
 
 from streams.domain import mirror
-from streams.errors import MirrorDamaged
+from streams.errors import MirrorDamaged, ProducerLost
 from streams.imap.hosts import HostGate, HostPolicy
+from streams.imap.session import ImapSession
+from streams.sync.passes import AccountPass
+from streams.sync.state import AccountState
 from tests.fixtures.engine import letter
 from tests.fixtures.runner import Running, until
 from tests.integration.engine.conftest import Run
@@ -481,6 +484,35 @@ async def test_s3_a_lost_log_is_read_again(account: Account, run: Run) -> None:
     await settled(running, account)
     fill(account, 3, first=100)
     await settled(running, account)
+
+
+async def test_s3_a_command_that_outlives_its_runner_writes_nothing_more(account: Account, run: Run) -> None:
+    """Disabled and live again while a look for a command is under way: two numberings of one account's events."""
+    running = await run(QRESYNC)
+    account.mailboxes["INBOX"].deliver(letter(1))
+    first = await running.start()
+    await settled(running, account)
+    looked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look(session: ImapSession, state: AccountState, account_pass: AccountPass) -> None:
+        account.mailboxes["INBOX"].deliver(letter(2))
+        await account_pass.run(session)
+        looked.set()
+        await go_on.wait()
+
+    command = asyncio.create_task(first.perform("command", look))
+    await asyncio.wait_for(looked.wait(), 10)
+    await first.stop(0.1)
+    running.runner = running._new_runner()
+    await running.start()
+    await until(lambda: running.agrees(account), what="the next runner tells what the command found")
+    go_on.set()
+    with pytest.raises(ProducerLost):
+        await command
+    account.mailboxes["INBOX"].deliver(letter(3))
+    await until(lambda: running.agrees(account), what="and goes on")
+    numbers = [event["sequence"] for event in running.events()]
+    assert numbers == sorted(set(numbers))
 
 
 async def test_a_damaged_mirror_stops_the_shard_and_concludes_nothing(account: Account, run: Run) -> None:
