@@ -85,6 +85,10 @@ class JobGroup:
     # --- life ------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
         """Connect and join. Raises `ServiceUnavailable` when no broker answers."""
+        await self._join()
+        self._reading = asyncio.create_task(self._read(), name="jobs-reader")
+
+    async def _join(self) -> None:
         settings = self._settings
         consumer = AIOKafkaConsumer(
             **settings.kafka_client(),
@@ -108,7 +112,22 @@ class JobGroup:
             self._consumer = None
             raise ServiceUnavailable(f"Kafka: {type(error).__name__}") from None
         consumer.subscribe([self._topic], listener=_Listener(self))
-        self._reading = asyncio.create_task(self._read(), name="jobs-reader")
+
+    async def _join_anew(self) -> None:
+        """Give up a consumer that has ended by itself, and everything it was assigned; join with another one."""
+        log.warning("the consumer of jobs has ended, another one takes its place")
+        self.on_assigned(())
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await close_within(consumer.stop(), CLOSE_LIMIT_S)
+        while not self._stopping:
+            try:
+                await self._join()
+            except ServiceUnavailable as error:
+                log.warning("jobs cannot be read", error=str(error))
+                await asyncio.sleep(ERROR_PAUSE_S)
+            else:
+                break
 
     def stop_reading(self) -> None:
         """Take nothing any more; membership stays, so that what runs can be concluded."""
@@ -135,9 +154,7 @@ class JobGroup:
 
     # --- reading ---------------------------------------------------------------------------------------------------
     async def _read(self) -> None:
-        consumer = self._consumer
-        assert consumer is not None
-        while not self._stopping:
+        while not self._stopping and (consumer := self._consumer) is not None:
             self._reconsider()
             try:
                 if self._one_by_one:
@@ -150,6 +167,10 @@ class JobGroup:
                     raise
                 log.warning("jobs cannot be read", error=type(error).__name__)
                 await asyncio.sleep(ERROR_PAUSE_S)
+                # No kind of `KafkaError` but the class itself: what aiokafka raises from then on when its coordination
+                # has ended, as it does when uvloop refuses to write to a connection that is closed.
+                if type(error) is KafkaError:
+                    await self._join_anew()
                 continue
             self.read_at = time.monotonic()
             for tp, records in batches.items():

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from streams.commands.handlers import Handlers, Task, TaskFailed
+from streams.commands.job_group import _Listener
 from streams.contracts import topics
 from streams.contracts.codec import header
 from streams.contracts.commands import CommandFailure, CommandProgress, CommandStarted, CommandSuccess
@@ -29,6 +30,25 @@ async def test_w15_commands_are_concluded_once_and_acknowledged(jobs: Jobs) -> N
     }
     assert sum(isinstance(event, CommandStarted) for event in events) == 100
     assert await jobs.lag() == 0
+
+
+async def test_s16_a_consumer_that_ends_by_itself_is_replaced(jobs: Jobs) -> None:
+    """aiokafka's coordination ends when uvloop refuses to write to a connection that is closed; it never comes back."""
+    account = next(jobs.accounts)
+    async with JobWorker(jobs, registry(noop=noop)) as worker:
+        await jobs.send(command_of("noop", account))
+        await jobs.concluded(1)
+        first = worker.group._consumer
+        assert first is not None
+
+        async def refuses() -> None:
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+        first._coordinator.ensure_coordinator_known = refuses
+        first.subscribe([worker.group._topic], listener=_Listener(worker.group))
+        await worker.until(lambda: worker.group._consumer not in (None, first))
+        await jobs.send(command_of("noop", account))
+        await jobs.concluded(2)
 
 
 async def test_w12_w14_events_come_in_order_with_progress_and_attempts(jobs: Jobs) -> None:
