@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import compileall
 import json
 import logging
 import os
@@ -83,6 +84,8 @@ async def _flood(number: int, seed: int) -> int:
 
 def run(options: Options, *, keep: bool = False) -> bool:
     """One storm with its report; whether it was true. Its logs are kept when it was not."""
+    # Python writes half a .pyc where a worker's disk is full, which all workers of this tree would read.
+    compileall.compile_dir(Path(__file__).parents[2] / "streams", quiet=1)
     directory = Path(tempfile.mkdtemp(prefix=f"ms-storm-{options.seed}-"))
     directory.chmod(0o711)
     outcome: Outcome | None = None
