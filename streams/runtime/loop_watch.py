@@ -8,6 +8,7 @@ time in which a drain must be over, the process is ended (row W7).
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 SAMPLE_S: Final = 0.1
 """Between two measurements of the loop's lateness."""
+TASKS_S: Final = 10.0
+"""Between two counts of the loop's tasks, which looks at each of them."""
 ASK_S: Final = 0.5
 """Between two questions of the thread whether the loop turns."""
 STALL_S: Final = 2.0
@@ -64,8 +67,13 @@ class LoopWatch:
             self._sampling.cancel()
 
     async def _sample(self) -> None:
+        counted_at = -math.inf
         while True:
             before = time.monotonic()
+            if before - counted_at >= TASKS_S:
+                self._observer.loop_tasks(len(asyncio.all_tasks()))
+                counted_at = before
+                before = time.monotonic()
             await asyncio.sleep(SAMPLE_S)
             self._observer.loop_lag(max(0.0, time.monotonic() - before - SAMPLE_S))
 

@@ -62,6 +62,7 @@ SPECS: Final = {
         MetricSpec("mailstreams_progress_dropped_total", "counter", "Progress that was not published.", ("reason",)),
         MetricSpec("mailstreams_shutdown_requeued_total", "counter", "Tasks left to a peer by a shutdown."),
         MetricSpec("mailstreams_event_loop_lag_seconds", "histogram", "Lateness of the event loop.", (), _FAST_S),
+        MetricSpec("mailstreams_event_loop_tasks", "gauge", "asyncio tasks of the process, every 10 s."),
         # Accounts and their connections.
         MetricSpec("mailstreams_accounts", "gauge", "Accounts of this worker.", ("tier", "phase")),
         MetricSpec("mailstreams_accounts_unserved", "gauge", "Accounts over MAX_ACCOUNTS_PER_WORKER: scale out."),
@@ -172,6 +173,9 @@ class PrometheusObserver:
 
     def loop_lag(self, seconds: float) -> None:
         self._histograms["mailstreams_event_loop_lag_seconds"].observe(seconds)
+
+    def loop_tasks(self, count: int) -> None:
+        self._gauges["mailstreams_event_loop_tasks"].set(count)
 
     # --- accounts and connections ----------------------------------------------------------------------------------
     def accounts(self, by_tier_and_phase: Mapping[tuple[str, str], int], unserved: int) -> None:

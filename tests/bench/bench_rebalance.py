@@ -119,7 +119,7 @@ async def main(count: int) -> None:
             await worker.ready()
         await stage.announce(ids)
         await settled(stage)
-        await asyncio.sleep(20)
+        await stage.at_rest(*(stage.fleet.directory / f"{worker.name}.probe" for worker in (one, two)))
 
         async def joins() -> None:
             await start(stage, "w3").ready()

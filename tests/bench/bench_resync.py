@@ -9,7 +9,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import psutil
@@ -74,6 +74,16 @@ def client(stage: Bench, user: str) -> IMAPClient:
     return made
 
 
+async def at_rest(seen: Sized, *, for_s: float = 1.0, within_s: float = 30.0) -> None:
+    """Until this has not grown for so long."""
+    size, since = len(seen), time.monotonic()
+    async with asyncio.timeout(within_s):
+        while time.monotonic() - since < for_s:
+            await asyncio.sleep(0.05)
+            if len(seen) > size:
+                size, since = len(seen), time.monotonic()
+
+
 async def arrival_bytes(stage: Bench, log: ShardLog, user: str) -> tuple[int, int]:
     """Bytes submitted to the log for one arrival in a hot INBOX, and in how many batches."""
     sizes: list[int] = []
@@ -91,11 +101,13 @@ async def arrival_bytes(stage: Bench, log: ShardLog, user: str) -> tuple[int, in
 
     log.submit = spy  # type: ignore[method-assign]
     try:
+        await at_rest(sizes)  # what the beginning of the watch brought is over
+        sizes.clear()
         with client(stage, user) as other:
             other.append("INBOX", next(small(1, 10**6)))
         async with asyncio.timeout(120):
             await arrived.wait()
-        await asyncio.sleep(1.0)  # what follows at once counts too
+        await at_rest(sizes)  # what follows at once counts too
     finally:
         log.submit = submit  # type: ignore[method-assign]
     return sum(sizes), len(sizes)
@@ -174,7 +186,6 @@ async def main(count: int) -> None:
             runner.set_tier("hot", "session")
             while not runner.watching:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(1.0)  # IDLE begun, nothing else on its way
             shard = host.shard(stage_partition(stage, account))
             assert shard is not None
             assert shard.log is not None

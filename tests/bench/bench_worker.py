@@ -111,8 +111,15 @@ async def states(stage: Deployment, users: list[str]) -> None:
                 60,
                 f"all are {state}",
             )
-            await asyncio.sleep(2)
-            await stage.mail.take()
+            last = "idle" if wanted else "closed"
+            await stage.until(
+                lambda last=last, state=state: all(  # type: ignore[misc]
+                    any(each.what == last and each.at >= at for each in stage.mail.happened if each.user == user)
+                    for user, at in said[state].items()
+                ),
+                60,
+                f"the mail server saw it of all that are {state}",
+            )
     finally:
         await store.close()
     for name, what, state in (
@@ -209,7 +216,7 @@ async def main(hot_count: int, cold_count: int) -> None:
 
         took = await stage.until(looked_at, START_S, "all accounts were looked at")
         report("first_sync", accounts=len(everybody), per_s=len(everybody) / took)
-        await asyncio.sleep(5)
+        await stage.at_rest(probe)
         await activity(stage, hot, cold[: LOGINS_PER_S * ACTIVE_FOR_S])
         say("activity is done")
         await states(stage, hot[:CHANGED])

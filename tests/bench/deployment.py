@@ -46,6 +46,10 @@ AS_IN_PRODUCTION: Final[Mapping[str, str]] = {
 
 AT_ONCE: Final = 16
 
+AT_REST_FOR_S: Final = 2.0
+AT_REST_LATE_S: Final = 0.05
+"""A worker whose loop was late by no more than this for that long is at rest."""
+
 
 @dataclass
 class Deployment:
@@ -110,6 +114,20 @@ class Deployment:
             if time.monotonic() - began > within_s:
                 raise AssertionError(f"not within {within_s:g} s: {what}\n{self.fleet._tails()}")
             await asyncio.sleep(0.25)
+
+    async def at_rest(self, *probes: Path, within_s: float = 60.0) -> None:
+        """Until nothing happened at the mail host, and no probed loop was late, for some time."""
+        seen, since = len(self.mail.happened), time.time()
+
+        def quiet() -> bool:
+            nonlocal seen, since
+            now = time.time()
+            late = [each for path in probes for line in probe_lines(path, since, now) for each in line["late_s"]]
+            if len(self.mail.happened) > seen or max(late, default=0.0) > AT_REST_LATE_S:
+                seen, since = len(self.mail.happened), now
+            return now - since > AT_REST_FOR_S
+
+        await self.until(quiet, within_s, "the workers are at rest")
 
     def watched(self) -> set[str]:
         """Users with an IDLE that stands."""

@@ -1,4 +1,4 @@
-"""A light storm for long, with memory, descriptors, threads and latencies watched: what grows for ever is found.
+"""A light storm for long, with memory, descriptors, tasks, threads and latencies watched: what grows for ever is found.
 
     HOURS=8 make soak
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from streams.local.ports import HOST
 from tests.rig.fleet import Fleet, running_fleet
@@ -35,7 +36,7 @@ PAUSE_S: Final = 4.0
 SAMPLES: Final = 200
 """Of each figure in the whole run."""
 GROWTH: Final = 1.10
-SLACK: Final = {"rss_mb": 16.0, "descriptors": 8.0, "threads": 2.0, "latency_ms": 200.0}
+SLACK: Final = {"rss_mb": 16.0, "descriptors": 8.0, "tasks": 20.0, "threads": 2.0, "latency_ms": 200.0}
 """Below these differences nothing has grown: allocators and batches of notices breathe."""
 
 
@@ -56,6 +57,8 @@ class Watcher:
                 self.samples[f"{worker.name}.rss_mb"].append(process.memory_info().rss / 2**20)
                 self.samples[f"{worker.name}.descriptors"].append(process.num_fds())
                 self.samples[f"{worker.name}.threads"].append(process.num_threads())
+                _, metrics = await asyncio.to_thread(worker.probe, "/metrics")
+                self.samples[f"{worker.name}.tasks"].append(tasks_of(str(metrics)))
             self.samples["latency_ms"].append(await self._latency(number) * 1000)
             try:
                 await asyncio.wait_for(over.wait(), every_s)
@@ -82,6 +85,14 @@ class Watcher:
             slack = SLACK[name.rpartition(".")[2]]
             found[name] = (round(early, 1), round(late, 1), late > early * GROWTH and late - early > slack)
         return found
+
+
+def tasks_of(metrics: str) -> float:
+    """Tasks of the event loop, from a worker's metrics."""
+    for family in text_string_to_metric_families(metrics):
+        if family.name == "mailstreams_event_loop_tasks":
+            return family.samples[0].value
+    raise AssertionError(f"the worker does not tell its tasks: {metrics[:500]}")
 
 
 async def soak(hours: float, directory: Path, seed: int = 1) -> bool:

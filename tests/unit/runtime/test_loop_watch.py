@@ -17,9 +17,13 @@ from streams.runtime.shutdown import Shutdown
 class Lags(NoopObserver):
     def __init__(self) -> None:
         self.lags: list[float] = []
+        self.tasks: list[int] = []
 
     def loop_lag(self, seconds: float) -> None:
         self.lags.append(seconds)
+
+    def loop_tasks(self, count: int) -> None:
+        self.tasks.append(count)
 
 
 async def test_w10_lag_is_measured_and_a_stall_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +40,11 @@ async def test_w10_lag_is_measured_and_a_stall_is_named(monkeypatch: pytest.Monk
         time.sleep(0.6)
         still_s = watch.standing_still_s()
         await asyncio.sleep(0.1)
+    tasks = len(asyncio.all_tasks())
     watch.stop()
     assert still_s > 0.4
     assert watch.standing_still_s() == 0.0
     assert max(observer.lags) > 0.4
+    assert observer.tasks == [tasks]
     (stall,) = [line for line in logs if line["event"] == "the event loop stands still"]
     assert "test_loop_watch.py" in stall["at"]

@@ -28,6 +28,7 @@ def exercise(observer: RuntimeObserver) -> None:
     observer.progress_dropped("coalesced")
     observer.shutdown_requeued(2)
     observer.loop_lag(0.003)
+    observer.loop_tasks(57)
     observer.accounts({("hot", "running"): 4, ("warm", "backing_off"): 2}, unserved=1)
     observer.tier_changed("hot", "session")
     observer.connection_opened()
