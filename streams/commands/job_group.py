@@ -27,6 +27,7 @@ from streams.contracts import topics
 from streams.errors import MembershipLost, ServiceUnavailable
 from streams.observer import NoopObserver, RuntimeObserver
 from streams.runtime.clients import cancelled_from_elsewhere, start_with_brokers
+from streams.runtime.coordination import ended, rejoin_if_silent
 from streams.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -162,15 +163,16 @@ class JobGroup:
                 batches = await consumer.getmany(
                     timeout_ms=POLL_MS, max_records=1 if self._one_by_one else POLL_RECORDS
                 )
-            except (KafkaError, OSError, asyncio.CancelledError) as error:
+            except (KafkaError, OSError, RuntimeError, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and not cancelled_from_elsewhere(error):
                     raise
                 log.warning("jobs cannot be read", error=type(error).__name__)
                 await asyncio.sleep(ERROR_PAUSE_S)
-                # No kind of `KafkaError` but the class itself: what aiokafka raises from then on when its coordination
-                # has ended, as it does when uvloop refuses to write to a connection that is closed.
-                if type(error) is KafkaError:
+                # As it does when uvloop refuses, with a RuntimeError, to write to a connection that is closed.
+                if ended(consumer._coordinator):
                     await self._join_anew()
+                else:
+                    rejoin_if_silent(consumer._coordinator)
                 continue
             self.read_at = time.monotonic()
             for tp, records in batches.items():

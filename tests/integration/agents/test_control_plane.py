@@ -48,6 +48,21 @@ async def test_s8_s12_one_worker_from_events_to_the_host(workers: Fleet) -> None
     await workers.until(lambda: worker.said("health", alive=True, problems=[]))
 
 
+async def test_s16_a_worker_whose_heartbeat_got_an_answer_that_nobody_knows_joins_again(workers: Fleet) -> None:
+    """aiokafka waits until somebody takes the error, heartbeats no more and is put out of the group."""
+    worker = await workers.start()
+    await workers.settled()
+    before = len(worker.said("assigned"))
+    worker.signal(signal.SIGUSR2)
+    await workers.until(lambda: len(worker.said("assigned")) > before, 60)
+    proved = len(worker.said("proof", refused=False))
+    await workers.until(lambda: len(worker.said("proof", refused=False)) > proved + 5, 60)
+    await workers.state(1, "live", 1)
+    await workers.until(lambda: worker.said("changed", account=account_id(1)))
+    # An assignment is told when it comes and when the tables are recovered.
+    assert len(worker.said("assigned")) <= before + 2, "it joined once, and stayed"
+
+
 def known(worker: Worker) -> dict[str, dict[str, object]]:
     """Accounts as the worker's host knows them: what it read when shards started, then what it was told."""
     found: dict[str, dict[str, object]] = {}

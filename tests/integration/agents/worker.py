@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from aiokafka.errors import KafkaError
+
 from streams.agents import attach
 from streams.agents.ports import AccountsOf, Membership
 from streams.assembly import StreamsApp, faust_settings
@@ -145,7 +147,7 @@ async def watch_loop() -> None:
 
 
 async def main() -> None:
-    """Run until SIGTERM. SIGUSR1 breaks one agent from inside, to see it come back."""
+    """Run until SIGTERM. SIGUSR1 breaks one agent from inside, SIGUSR2 a heartbeat, to see them come back."""
     settings = load_settings()
     app = StreamsApp(**faust_settings(settings))
     host = TalkingHost()
@@ -161,7 +163,18 @@ async def main() -> None:
         for actor in list(agent._actors):
             actor.stream.channel.queue._errors.append(RuntimeError("broken on purpose"))
 
+    def break_heartbeat() -> None:
+        thread: Any = app.consumer._thread  # type: ignore[attr-defined]
+        coordinator = thread._ensure_consumer()._coordinator
+
+        async def refused() -> bool:
+            del coordinator._do_heartbeat
+            raise KafkaError("Unexpected exception in heartbeat task: UnknownError")
+
+        coordinator._do_heartbeat = refused
+
     loop.add_signal_handler(signal.SIGUSR1, break_agent)
+    loop.add_signal_handler(signal.SIGUSR2, break_heartbeat)
     watching = asyncio.create_task(watch_loop())
     await service.start()
     say("ready")

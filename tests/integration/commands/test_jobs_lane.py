@@ -51,6 +51,33 @@ async def test_s16_a_consumer_that_ends_by_itself_is_replaced(jobs: Jobs) -> Non
         await jobs.concluded(2)
 
 
+async def test_s16_a_heartbeat_that_ends_with_an_error_is_begun_anew(jobs: Jobs) -> None:
+    """aiokafka does not by itself; the group puts the member out, and it does not hear of it."""
+    account = next(jobs.accounts)
+    async with JobWorker(jobs, registry(noop=noop)) as worker:
+        await jobs.send(command_of("noop", account))
+        await jobs.concluded(1)
+        consumer = worker.group._consumer
+        assert consumer is not None
+        coordinator = consumer._coordinator
+        before = coordinator.generation
+
+        async def refuses() -> bool:
+            del coordinator._do_heartbeat
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+        coordinator._do_heartbeat = refuses
+
+        def beating() -> bool:
+            heartbeat = coordinator._heartbeat_task
+            return coordinator.generation > before and heartbeat is not None and not heartbeat.done()
+
+        await worker.until(beating)
+        assert worker.group._consumer is consumer
+        await jobs.send(command_of("noop", account))
+        await jobs.concluded(2)
+
+
 async def test_w12_w14_events_come_in_order_with_progress_and_attempts(jobs: Jobs) -> None:
     async def twice(args: Anything, task: Task) -> dict[str, int]:
         task.progress(0.5, counts={"messages": 5}, message="half")

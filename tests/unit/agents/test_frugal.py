@@ -8,11 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError
 from aiokafka.structs import TopicPartition
 from faust.types import TP
 
+from streams.agents import frugal
 from streams.agents.frugal import FrugalConsumer, FrugalThread, pace_fetches
 from streams.agents.store import OFFSET_EVERY_S, Store
+from streams.errors import ServiceUnavailable
 
 EVERY_S = 0.05
 
@@ -62,6 +65,41 @@ def test_the_assignment_is_remembered_until_there_is_another() -> None:
     assert thread.assignment() == {TP("t", 0), TP("t", 1)}
     client.assigned = frozenset({TopicPartition("t", 1)})
     assert thread.assignment() == {TP("t", 1)}
+
+
+async def test_s16_errors_of_the_coordination_are_taken_and_its_end_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frugal, "ATTEND_EVERY_S", 0.01)
+    loop = asyncio.get_running_loop()
+    crashed: asyncio.Future[BaseException] = loop.create_future()
+    taken: list[str] = []
+
+    class Coordinator:
+        _heartbeat_task = _commit_refresh_task = None
+        _coordination_task, _closing = loop.create_future(), loop.create_future()
+
+        def check_errors(self) -> None:
+            if self._coordination_task.done():
+                self._coordination_task.result()
+            if len(taken) < 2:
+                taken.append("error")
+                raise GroupAuthorizationFailedError("g")
+
+    async def crash(reason: BaseException) -> None:
+        crashed.set_result(reason)
+
+    thread: Any = SimpleNamespace(should_stop=False, parent_loop=loop, app=SimpleNamespace(crash=crash))
+    attending = asyncio.create_task(FrugalThread._attend(thread, Coordinator()))
+    async with asyncio.timeout(5):
+        while len(taken) < 2:
+            await asyncio.sleep(0.01)
+        assert not attending.done()
+        Coordinator._coordination_task.set_exception(KafkaError("Unexpected error during coordination"))
+        reason = await crashed
+        await attending
+    assert isinstance(reason, ServiceUnavailable)
+    assert "coordination" in str(reason)
 
 
 async def test_only_what_is_still_ours_is_committed_and_after_everything_sent_is_in_kafka() -> None:
