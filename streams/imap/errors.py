@@ -51,5 +51,5 @@ class CommandRejected(MailboxError):
 def is_unspecific(error: MailboxError) -> bool:
     """Whether a refusal names no reason of its own, so that an option of the command may be what was not understood."""
     return isinstance(error, CommandRejected) or (
-        isinstance(error, MailboxUnusable) and error.code == "mailbox_unusable"
+        isinstance(error, MailboxUnusable) and error.code in ("mailbox_unusable", "mailbox_damaged")
     )

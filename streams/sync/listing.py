@@ -17,6 +17,19 @@ log = logging.getLogger(__name__)
 
 GMAIL = "X-GM-EXT-1"
 _GMAIL_BOXES = frozenset({"\\all", "\\junk", "\\trash"})
+_SAYS_GONE = frozenset(
+    {
+        "mailbox_gone",
+        "mailbox_unusable",
+        "mailbox_not_selectable",
+        "mailbox_permission",
+        "mailbox_name_unsafe",
+        "command_rejected",
+    }
+)
+"""Refusals of STATUS after which a mailbox that is not listed either is believed to be gone: most servers have no code
+for it. What only says that the server cannot tell now is not among them.
+"""
 
 
 async def list_server(ctx: PassContext, session: ImapSession) -> tuple[list[ServerMailbox], bool]:
@@ -43,28 +56,42 @@ async def _there_though_not_listed(
     boxes = ctx.state.mailboxes
     names = {m.wire_name for m in listed}
     deleted = plan_listing([b.record for b in boxes.values()], listed, complete=complete).deleted
-    missing = {m.wire_name: m for m in deleted if m.selectable and m.wire_name not in names}
+    missing = {m.wire_name: m for m in deleted if m.wire_name not in names}
+    asked = [name for name, record in missing.items() if record.selectable]
     found = []
-    for name, status in (await session.statuses(list(missing))).items() if missing else ():
+    for name, status in (await session.statuses(asked)).items() if asked else ():
         record = missing[name]
-        if isinstance(status, MailboxStatus) and status.uidvalidity and status.uidvalidity == record.uidvalidity:
-            log.warning("mailbox %s is there, though it is not listed", record.mailbox_id)
-            found.append(
-                ServerMailbox(
-                    wire_name=name,
-                    name=record.name,
-                    delimiter=record.delimiter,
-                    special_use=record.special_use,
-                    attributes=record.attributes,
-                    selectable=True,
-                    object_id=record.object_id,
-                    uidvalidity=status.uidvalidity,
-                    uidnext=status.uidnext,
-                    messages=status.messages,
-                    highestmodseq=status.highestmodseq,
-                )
-            )
+        if not _is_gone(record, status):
+            log.warning("mailbox %s may be there, though it is not listed (%s)", record.mailbox_id, status)
+            found.append(_unlisted(record, status if isinstance(status, MailboxStatus) else None))
+    if found:  # the list lacks what is there: a container, which has no STATUS, may be so as well
+        found += [_unlisted(record, None) for record in missing.values() if not record.selectable]
     return found
+
+
+def _is_gone(record: MailboxRecord, status: MailboxStatus | MailboxError) -> bool:
+    """Whether the answer about a mailbox that is not listed proves that it is not there. "Later" proves nothing, and
+    an answer without UIDVALIDITY tells of no other mailbox.
+    """
+    if isinstance(status, MailboxStatus):
+        return status.uidvalidity is not None and status.uidvalidity != (record.uidvalidity or 0)
+    return status.code in _SAYS_GONE
+
+
+def _unlisted(record: MailboxRecord, status: MailboxStatus | None) -> ServerMailbox:
+    return ServerMailbox(
+        wire_name=record.wire_name,
+        name=record.name,
+        delimiter=record.delimiter,
+        special_use=record.special_use,
+        attributes=record.attributes,
+        selectable=record.selectable,
+        object_id=record.object_id,
+        uidvalidity=status.uidvalidity if status else None,
+        uidnext=status.uidnext if status else None,
+        messages=status.messages if status else None,
+        highestmodseq=status.highestmodseq if status else None,
+    )
 
 
 def views_among(ctx: PassContext, session: ImapSession, listed: list[ServerMailbox]) -> set[bytes]:

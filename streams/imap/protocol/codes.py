@@ -207,10 +207,11 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         MailboxUnusable,
-        "mailbox_unusable",
-        codes=_codes("CANNOT", "CORRUPTION", "SERVERBUG"),
+        "mailbox_damaged",  # the server has it, and cannot read it now
+        codes=_codes("CORRUPTION", "SERVERBUG"),
         during=frozenset({During.MAILBOX}),
     ),
+    Rule(MailboxUnusable, "mailbox_unusable", codes=_codes("CANNOT"), during=frozenset({During.MAILBOX})),
     Rule(
         MailboxUnusable,
         "mailbox_not_selectable",

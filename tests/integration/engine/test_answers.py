@@ -325,6 +325,70 @@ async def test_a_list_that_lacks_a_mailbox_is_no_proof(kind: frozenset[str], acc
     assert len(engine.of("mailbox.discovered")) == 4
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"NO [UNAVAILABLE] Temporary internal error",
+        b"NO [SERVERBUG] Internal error occurred",
+        b"NO [INUSE] Mailbox is locked",
+        b"NO Server busy, try again",
+        b"OK done",
+    ],
+    ids=["unavailable", "serverbug", "inuse", "busy", "nothing told"],
+)
+@pytest.mark.parametrize("kind", [CONDSTORE, BARE], ids=["condstore", "bare"])
+async def test_a_mailbox_that_is_not_listed_and_cannot_be_asked_now_is_not_deleted(
+    kind: frozenset[str], answer: bytes, account: Account, start: Start
+) -> None:
+    """A part of the mailboxes is listed, and STATUS of the others says "later", or nothing: that proves no absence."""
+    account.create("A")
+    fill(account, 2, "A")
+    engine = await start(kind)
+    await engine.catch_up()
+    engine.server.bend(
+        r"LIST ", lambda lines: [line for line in lines if b"INBOX" in line or not line.startswith(b"* ")], times=1
+    )
+    engine.server.bend(r"STATUS \"A\"", lambda lines: [lines[-1].split()[0] + b" " + answer + b"\r\n"], times=4)
+    await engine.look()
+    assert engine.of("mailbox.deleted") == []
+    engine.now += 7 * 3600
+    await engine.look()
+    engine.agrees(account)
+    assert len(engine.of("mailbox.discovered")) == 2
+
+
+async def test_a_container_that_a_partial_list_lacks_is_not_deleted(account: Account, start: Start) -> None:
+    """It cannot be asked for; but what can be, and is there, shows that the list lacks something."""
+    account.create("P", selectable=False)
+    account.create("P/A")
+    fill(account, 2, "P/A")
+    engine = await start(CONDSTORE)
+    await engine.catch_up()
+    engine.server.bend(
+        r"LIST ", lambda lines: [line for line in lines if b"INBOX" in line or not line.startswith(b"* ")], times=1
+    )
+    with engine.quiet():
+        await engine.look()
+        await engine.look()
+    account.delete("P/A")
+    account.delete("P")
+    await engine.look()
+    assert sorted(event["mailbox"] for event in engine.of("mailbox.deleted")) == ["P", "P/A"]
+
+
+async def test_a_mailbox_without_uidvalidity_that_is_not_listed_is_not_deleted(account: Account, start: Start) -> None:
+    """The server tells no UIDVALIDITY anywhere: its answer to STATUS still says that the mailbox is there."""
+    account.create("A")
+    fill(account, 2, "A")
+    engine = await start(Profile(BARE, tell_uidvalidity=False))
+    await engine.catch_up()
+    engine.server.bend(
+        r"LIST ", lambda lines: [line for line in lines if b"INBOX" in line or not line.startswith(b"* ")], times=1
+    )
+    with engine.quiet():
+        await engine.look()
+
+
 async def test_case_68_only_parsed_items_are_flags(account: Account, start: Start) -> None:
     """The answer to a flag scan is the text of an error."""
     fill(account, 3)
