@@ -7,6 +7,7 @@ with new ones.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -154,11 +155,22 @@ class Backfill:
             return BitMap()
         step = search_step(session, record.floor, session.exists)
         found = BitMap()
+        stated = True
         low = 1
         while low < record.floor:
             high = min(record.floor, low + step)
-            found |= (await session.uid_search(f"UID {low}:{high - 1}{limit}".encode())).uids
+            answer = await session.uid_search(f"UID {low}:{high - 1}{limit}".encode())
+            found |= answer.uids
+            stated = stated and answer.stated
             low = high
+        if (record.previous is not None or not (stated or limit)) and (
+            len(found | box.known() | BitMap(record.quarantined)) < (session.exists or 0)
+        ):
+            # The mailbox holds more than was told of. To believe that after a reset would tell what was left out as
+            # removed, so FETCH has the last word (cases 24, 25).
+            async with contextlib.aclosing(session.uid_fetch(f"1:{record.floor - 1}", [b"UID", b"FLAGS"])) as chunks:
+                async for chunk in chunks:
+                    found.update(message.uid for message in chunk.messages)
         return within(found, 1, record.floor)
 
     async def _finish(self, box: MailboxState) -> None:

@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
 from streams.domain.plan import is_renumbered, mismatches, uid_set
-from streams.errors import MailboxUnusable
+from streams.errors import MailboxUnusable, MalformedAnswer
 from streams.imap.session import ImapSession
 from streams.imap.values import FetchedMessage, Selected
 from streams.sync import fetching
@@ -167,6 +167,8 @@ async def _top(ctx: PassContext, session: ImapSession, selected: Selected) -> in
     if selected.uidnext is not None:
         return max(selected.uidnext, 1)
     answer = await session.uid_search(b"ALL", returns="bounds")
+    if answer.maximum is None and selected.exists:
+        raise MalformedAnswer("the highest UID of a mailbox with messages was not told")
     return (answer.maximum or 0) + 1
 
 

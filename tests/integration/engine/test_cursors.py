@@ -548,6 +548,70 @@ async def test_case_24_nothing_vanishes_on_a_bad_search(answer: bytes, account: 
     assert engine.kinds().count("message.removed") == 1
 
 
+@ALL_KINDS
+@pytest.mark.parametrize("answer", ["nothing", "incomplete"])
+async def test_cases_24_25_a_search_that_tells_too_little_after_a_reset_removes_nothing(
+    answer: str, kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """The search for history tells nothing but OK, or leaves messages out: that does not prove that they are gone."""
+    fill(account, 6)
+    engine = await start(kind)
+    await engine.catch_up()
+    account.mailboxes["INBOX"].new_epoch()
+
+    def less(lines: list[bytes]) -> list[bytes]:
+        if answer == "nothing":
+            return lines[-1:]
+        return [line.replace(b" 1:6", b" 1:4").replace(b"1 2 3 4 5 6", b"1 2 3 4") for line in lines]
+
+    bend = engine.server.bend(r"UID SEARCH .*UID 1:6", less, times=1)
+    await engine.look()
+    await engine.history()
+    await engine.catch_up()
+    assert bend.used == 1
+    engine.agrees(account)
+    assert engine.kinds().count("message.moved") == 6
+    assert engine.of("message.removed") == []
+
+
+async def test_case_25_servers_that_tell_no_miss_come_to_the_end_of_history(account: Account, start: Start) -> None:
+    """Where a search without a hit has no result line, an empty history is one, after a reset too."""
+    engine = await start(BARE)
+    engine.server.bend(r"UID SEARCH", without(rb"\* SEARCH\r\n"))
+    fill(account, 3)
+    account.mailboxes["INBOX"].expunge(1, 2, 3)
+    await engine.catch_up()
+    fill(account, 3, first=10)
+    await engine.look()
+    account.mailboxes["INBOX"].new_epoch()
+    account.mailboxes["INBOX"].expunge(1, 2, 3)
+    await engine.look()
+    fill(account, 1, first=20)
+    await engine.catch_up()
+    engine.agrees(account)
+    assert engine.state().mailboxes.values()
+    assert all(box.record.backfill_done for box in engine.state().mailboxes.values())
+
+
+@pytest.mark.parametrize("kind", [CONDSTORE, BARE], ids=["condstore", "bare"])
+async def test_case_20_25_a_highest_uid_that_is_not_told_is_not_zero(
+    kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """UIDNEXT is not told, and the search that stands in for it tells nothing but OK, after a reset."""
+    fill(account, 4)
+    engine = await start(Profile(kind, tell_uidnext=False))
+    await engine.catch_up()
+    account.mailboxes["INBOX"].new_epoch()
+    engine.server.bend(r"UID SEARCH .*ALL$", lambda lines: lines[-1:], times=1)
+    await engine.look()
+    await engine.history()
+    engine.now += 120
+    await engine.catch_up()
+    engine.agrees(account)
+    assert engine.kinds().count("message.moved") == 4
+    assert engine.of("message.removed") == []
+
+
 async def test_case_25_words_in_the_completion_are_no_ids(account: Account, start: Start) -> None:
     """No hit: only a tagged OK with a number in its text."""
     fill(account, 3)
