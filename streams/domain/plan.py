@@ -49,17 +49,21 @@ class ListingPlan:
 def plan_listing(known: Sequence[MailboxRecord], listed: Sequence[ServerMailbox], *, complete: bool) -> ListingPlan:
     """Compare mailboxes by MAILBOXID where both sides have it, else by name; `complete` False proves no absence.
 
+    Of mailboxes that share a MAILBOXID (copies on the server's disk do) each stays what its name says it is.
     A rename without MAILBOXID is believed when one vanished and one new mailbox share a UIDVALIDITY that no other
     mailbox of either side has, and UIDNEXT has not fallen. A mailbox that became (un)selectable is another mailbox.
     """
     by_object = {m.object_id: m for m in known if m.object_id and m.selectable}
+    by_both = {(m.object_id, m.wire_name): m for m in known if m.object_id and m.selectable}
     by_name = {m.wire_name: m for m in known}
     same: list[tuple[MailboxRecord, ServerMailbox]] = []
     renamed: list[tuple[MailboxRecord, ServerMailbox]] = []
     taken: set[str] = set()
     left: list[ServerMailbox] = []
-    for server in listed:
-        match = by_object.get(server.object_id) if server.object_id and server.selectable else None
+    for server in sorted(listed, key=lambda s: (s.object_id, s.wire_name) not in by_both):
+        match = None
+        if server.object_id and server.selectable:
+            match = by_both.get((server.object_id, server.wire_name)) or by_object.get(server.object_id)
         if match is not None and match.mailbox_id not in taken:
             taken.add(match.mailbox_id)
             (same if match.wire_name == server.wire_name else renamed).append((match, server))

@@ -767,6 +767,18 @@ async def test_objectid_mailboxes_swap_names(account: Account, start: Start) -> 
     assert kinds.count("message.added") == 2
 
 
+async def test_objectid_mailboxes_that_share_an_id(account: Account, start: Start) -> None:
+    """Copies on the server's disk have the MAILBOXID of the original: each goes on by its name."""
+    for name in ("A", "B", "C"):
+        account.create(name).mailbox_id = "F1"
+        fill(account, 3, name, first=ord(name) * 10)
+    engine = await start(FULL)
+    await engine.catch_up()
+    engine.agrees(account)
+    with engine.quiet():
+        await engine.catch_up()
+
+
 async def test_case_37_history_has_its_own_state(account: Account, start: Start) -> None:
     """Live mail arrives before any history was read; the history is read nevertheless, after a crash too."""
     fill(account, 40)

@@ -120,6 +120,21 @@ def test_mailbox_ids_decide_where_both_have_them() -> None:
     assert [m.name for m in plan.discovered] == ["A"]
 
 
+def test_mailboxes_that_share_a_mailbox_id_stay_what_their_names_say() -> None:
+    """A folder copied on the server's disk takes its id along: no reason to take one for the other at each look."""
+    known = [record(b"A", object_id="F1"), record(b"B", object_id="F1")]
+    copies = [server(b"C", object_id="F1"), server(b"A", object_id="F1"), server(b"B", object_id="F1")]
+    plan = plan_listing(known, copies[1:], complete=True)
+    assert {(m.name, s.name) for m, s in plan.same} == {("A", "A"), ("B", "B")}
+    assert (plan.renamed, plan.discovered, plan.deleted) == ([], [], [])
+    plan = plan_listing(known, copies, complete=True)
+    assert [s.name for s in plan.discovered] == ["C"]
+    assert (plan.renamed, plan.deleted) == ([], [])
+    plan = plan_listing(known[:1], copies, complete=True)
+    assert {s.name for s in plan.discovered} == {"B", "C"}
+    assert (plan.renamed, plan.deleted) == ([], [])
+
+
 def test_a_mailbox_that_became_selectable_is_another_one() -> None:
     plan = plan_listing([record(b"A", selectable=False)], [server(b"A")], complete=False)
     assert len(plan.deleted) == len(plan.discovered) == 1
