@@ -191,15 +191,18 @@ class AccountPass:
         # A pass that broke off may have left messages above the cursor; these may have gone meanwhile, too.
         watermark = max(record.uidnext, known.max() + 1) if known else record.uidnext
         qresync = self._ctx.has_qresync(session) and selected.highestmodseq is not None
-        lost = selected.highestmodseq is not None and selected.highestmodseq < record.highestmodseq
-        vanished = await flags_and_vanished(self._ctx, session, box, selected, full=full or lost)
+        if selected.highestmodseq is not None and selected.highestmodseq < record.highestmodseq:
+            # The server lost its history (case 6). Kept, whatever becomes of this look: by the next one the number may
+            # have passed the cursor again, and nothing would tell.
+            record.highestmodseq, record.reconciled_at, box.dirty = 0, 0.0, True
+        vanished = await flags_and_vanished(self._ctx, session, box, selected, full=full)
         await self._find_new(session, finding, selected, vanished)
         now = self._ctx.wall()
         due = full or comparison_due(record, now=now, full_after_s=self._ctx.settings.FULL_RECONCILE_S)
         whole = is_whole(record)
         counted = expected_count(record) + len(finding.new) - len(vanished) == selected.exists
         # without QRESYNC only counts tell of removals; with it they tell of a server that forgot to
-        if due or lost or (whole and not counted) or (not whole and not qresync):
+        if due or (whole and not counted) or (not whole and not qresync):
             found = await compare(self._ctx, session, box, selected, watermark, len(finding.new))
             if found is not None:
                 vanished |= found[0]

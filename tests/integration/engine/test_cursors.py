@@ -228,6 +228,34 @@ async def test_case_6_a_modseq_that_goes_back_is_lost_history(
         await engine.look()
 
 
+@pytest.mark.parametrize("kind", [QRESYNC, CONDSTORE], ids=["qresync", "condstore"])
+@pytest.mark.parametrize("process_ends", [False, True], ids=["same process", "next owner"])
+async def test_case_6_a_modseq_that_went_back_is_not_forgotten_when_the_look_breaks_off(
+    process_ends: bool, kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """Until the next look the server's number passes the cursor again: what changed before has no modseq above it."""
+    fill(account, 10)
+    inbox = account.mailboxes["INBOX"]
+    for uid in range(1, 11):
+        inbox.set_flags(uid, ["\\Seen"])
+    engine = await start(kind)
+    await engine.catch_up()
+    inbox.set_flags(2, ["\\Flagged"])
+    inbox.expunge(5)
+    inbox.lose_history(3)
+    engine.server.bend(r"UID FETCH", lambda lines: [Drop()], times=1)
+    assert await engine.survive(engine.look()) is not None
+    if process_ends:
+        engine.forget()
+    for _ in range(40):
+        inbox.set_flags(9, ["\\Answered"])
+    inbox.deliver(letter(11))  # the number of messages is what it was
+    await engine.look()
+    engine.agrees(account)
+    with engine.quiet():
+        await engine.look()
+
+
 async def test_case_7_a_modseq_of_zero_wipes_nothing(account: Account, start: Start) -> None:
     """An empty mailbox says HIGHESTMODSEQ 0: none yet."""
     account.mailboxes["INBOX"].highestmodseq = 0
