@@ -190,12 +190,15 @@ class AccountPass:
         known = box.known()
         # A pass that broke off may have left messages above the cursor; these may have gone meanwhile, too.
         watermark = max(record.uidnext, known.max() + 1) if known else record.uidnext
-        qresync = self._ctx.has_qresync(session) and selected.highestmodseq is not None
         if selected.highestmodseq is not None and selected.highestmodseq < record.highestmodseq:
             # The server lost its history (case 6). Kept, whatever becomes of this look: by the next one the number may
             # have passed the cursor again, and nothing would tell.
             record.highestmodseq, record.reconciled_at, box.dirty = 0, 0.0, True
         vanished = await flags_and_vanished(self._ctx, session, box, selected, full=full)
+        # what was refused meanwhile has told nothing
+        qresync = self._ctx.has_qresync(session) and selected.highestmodseq is not None
+        if not self._ctx.has_condstore(session):
+            finding.modseq = None  # flags were not asked for since the cursor: it must not pass those in no window
         await self._find_new(session, finding, selected, vanished)
         now = self._ctx.wall()
         due = full or comparison_due(record, now=now, full_after_s=self._ctx.settings.FULL_RECONCILE_S)

@@ -349,6 +349,44 @@ async def test_case_11_what_is_offered_and_not_understood_is_done_without(
     assert sum(bool(re.search(pattern, c)) for c in engine.server.commands) == asked
 
 
+@pytest.mark.parametrize("answer", [b"NO something failed", b"BAD what"], ids=["no", "bad"])
+async def test_case_11_changes_that_could_not_be_asked_for_are_asked_for_by_the_next_owner(
+    answer: bytes, account: Account, start: Start
+) -> None:
+    """CHANGEDSINCE is refused, so the flags go by the window, which does not reach the message that changed. The cursor
+    does not pass what was not read: whoever may ask again hears of it.
+    """
+    fill(account, 30)
+    engine = await start(CONDSTORE, FLAG_WINDOW=2)
+    await engine.catch_up()
+    account.mailboxes["INBOX"].set_flags(3, ["\\Flagged"])
+    refusal = b" " + answer + b"\r\n"
+    engine.server.bend(r"CHANGEDSINCE", lambda lines: [lines[-1].split()[0] + refusal], times=1)
+    await engine.look()
+    await engine.hang_up()
+    engine.forget()
+    await engine.look()
+    engine.agrees(account)
+
+
+@pytest.mark.parametrize("refused", [r"VANISHED", r"CHANGEDSINCE"], ids=["vanished", "changedsince"])
+async def test_case_11_what_vanished_is_found_where_that_is_refused_while_history_is_read(
+    refused: str, account: Account, start: Start
+) -> None:
+    """Counts prove nothing while a part of the mailbox is not known: where VANISHED is refused, UIDs are compared at
+    once.
+    """
+    fill(account, 30)
+    engine = await start(Profile(QRESYNC, refuses={refused: "BAD what"}), FETCH_WINDOW=10, FETCH_CHUNK=10)
+    await engine.look()
+    await engine.history(1)
+    account.mailboxes["INBOX"].expunge(25)
+    await engine.look()
+    assert [event["uid"] for event in engine.of("message.removed")] == [25]
+    await engine.catch_up()
+    engine.agrees(account)
+
+
 async def test_case_12_enable_comes_first_and_its_confirmation_is_not_needed(account: Account, start: Start) -> None:
     """`* ENABLED` is empty; HIGHESTMODSEQ decides."""
     fill(account, 3)
