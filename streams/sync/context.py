@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ REMOVALS_PER_BATCH = 500
 ASIDE_S = 6 * 3600.0
 """Longest time, and the time for what only a person can change."""
 ASIDE_FIRST_S = 60.0
+ASKED_AGAIN = 3
+"""Looks after which a change of flags is given up that is told in no line that parses."""
 _LASTING = frozenset(
     {
         "mailbox_permission",
@@ -61,6 +64,18 @@ class Memory:
     checked: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     """Capabilities that are offered and do not work; the account's sessions share it (`ImapSession.refused`)."""
+    unparsed: Counter[str] = field(default_factory=Counter)
+    """Looks in a row at a mailbox whose flags were told in lines that do not parse."""
+
+    def asks_again(self, mailbox_id: str, *, whole: bool) -> bool:
+        """Whether flags are to be asked for from the same place again: some looks long, should a server tell of one
+        message so whenever it is asked.
+        """
+        if whole:
+            self.unparsed.pop(mailbox_id, None)
+            return False
+        self.unparsed[mailbox_id] += 1
+        return self.unparsed[mailbox_id] <= ASKED_AGAIN
 
 
 @dataclass(frozen=True, slots=True)

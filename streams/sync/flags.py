@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
@@ -26,15 +27,30 @@ CHANGES_WINDOW = 50_000
 PUBLISHED_TOGETHER = 500
 
 
+@dataclass(slots=True)
+class FlagsAnswer:
+    """What an answer about flags left to be done: `vanished` is still known. `whole` False: some of it did not parse,
+    so that the change it told of is not known.
+    """
+
+    vanished: BitMap = field(default_factory=BitMap)
+    whole: bool = True
+
+    def add(self, other: FlagsAnswer) -> None:
+        """Another part of the answer."""
+        self.vanished |= other.vanished
+        self.whole = self.whole and other.whole
+
+
 async def flags_and_vanished(
     ctx: PassContext, session: ImapSession, box: MailboxState, selected: Selected, *, full: bool
-) -> BitMap:
+) -> FlagsAnswer:
     """Publish flag changes of known messages; returns what the server says has vanished (QRESYNC only)."""
     record = box.record
-    vanished = BitMap()
+    answer = FlagsAnswer()
     known = box.known()
     if not known:
-        return vanished
+        return answer
     current = selected.highestmodseq
     condstore = current is not None and ctx.has_condstore(session)
     items = fetching.flag_items(session.capabilities)
@@ -43,24 +59,25 @@ async def flags_and_vanished(
     if full or (condstore and record.highestmodseq == 0):
         # no history to build on, or the server lost it (case 6): read every flag
         for window in windows_newest_first(known.copy(), FLAGS_WINDOW):
-            await _read_flags(ctx, session, box, uid_set(window), items)
+            answer.add(await _read_flags(ctx, session, box, uid_set(window), items))
     elif condstore:
         if (current or 0) > record.highestmodseq:
-            return (await _changed_since(ctx, session, box, items)) & known
+            answer.add(await _changed_since(ctx, session, box, items))
+            answer.vanished &= known
     else:
         await _scan_flags(ctx, session, box, items)
-    return vanished
+    return answer
 
 
-async def _changed_since(ctx: PassContext, session: ImapSession, box: MailboxState, items: list[bytes]) -> BitMap:
+async def _changed_since(ctx: PassContext, session: ImapSession, box: MailboxState, items: list[bytes]) -> FlagsAnswer:
     """Flags that changed since the cursor, and with QRESYNC what vanished (RFC 7162, 3.1.4.1 and 3.2.6)."""
     record = box.record
-    vanished = BitMap()
+    answer = FlagsAnswer()
     qresync = ctx.has_qresync(session)
     # Not up to the cursor: a pass that broke off has left messages above it, and their changes are told only once.
     for span in spans_up_to_highest(box.known(), CHANGES_WINDOW):
         try:
-            vanished |= await _read_flags(ctx, session, box, span, items, since=record.highestmodseq, vanished=qresync)
+            answer.add(await _read_flags(ctx, session, box, span, items, since=record.highestmodseq, vanished=qresync))
         except CommandRejected as error:
             # offered, and not understood (case 11): never again with this runner, this time the long way
             ctx.memory.refused.add("QRESYNC" if qresync else "CONDSTORE")
@@ -68,8 +85,8 @@ async def _changed_since(ctx: PassContext, session: ImapSession, box: MailboxSta
             if qresync:
                 return await _changed_since(ctx, session, box, items)
             await _scan_flags(ctx, session, box, [item for item in items if item != b"MODSEQ"])
-            return vanished
-    return vanished
+            return answer
+    return answer
 
 
 async def _read_flags(
@@ -81,23 +98,25 @@ async def _read_flags(
     *,
     since: int | None = None,
     vanished: bool = False,
-) -> BitMap:
+) -> FlagsAnswer:
     """Flags of `uids`, published where they differ; returns what the server says has vanished.
 
     Believed only once the answer has ended well. A server whose mailbox was replaced under an open session may answer
     out of the new one and end the connection then: these are no flags of the messages that are known.
     """
     differing: list[FetchedMessage] = []
-    gone = BitMap()
+    answer = FlagsAnswer()
     async with contextlib.aclosing(session.uid_fetch(uids, items, changed_since=since, vanished=vanished)) as chunks:
         async for chunk in chunks:
             known = box.known()
             differing.extend(m for m in chunk.messages if m.uid in known and _new_flags(box, m) is not None)
-            gone |= chunk.vanished
+            answer.vanished |= chunk.vanished
+            if chunk.unreadable or any(m.uid in known and (m.flags is None or m.damaged) for m in chunk.messages):
+                answer.whole = False
     for part in range(0, len(differing), PUBLISHED_TOGETHER):
         apply_flags(ctx, box, differing[part : part + PUBLISHED_TOGETHER])
         await ctx.reader.flush()
-    return gone
+    return answer
 
 
 async def _scan_flags(ctx: PassContext, session: ImapSession, box: MailboxState, items: list[bytes]) -> None:

@@ -194,11 +194,14 @@ class AccountPass:
             # The server lost its history (case 6). Kept, whatever becomes of this look: by the next one the number may
             # have passed the cursor again, and nothing would tell.
             record.highestmodseq, record.reconciled_at, box.dirty = 0, 0.0, True
-        vanished = await flags_and_vanished(self._ctx, session, box, selected, full=full)
+        answer = await flags_and_vanished(self._ctx, session, box, selected, full=full)
+        vanished = answer.vanished
         # what was refused meanwhile has told nothing
         qresync = self._ctx.has_qresync(session) and selected.highestmodseq is not None
         if not self._ctx.has_condstore(session):
             finding.modseq = None  # flags were not asked for since the cursor: it must not pass those in no window
+        elif self._ctx.memory.asks_again(record.mailbox_id, whole=answer.whole):
+            finding.modseq = None
         await self._find_new(session, finding, selected, vanished)
         now = self._ctx.wall()
         due = full or comparison_due(record, now=now, full_after_s=self._ctx.settings.FULL_RECONCILE_S)

@@ -407,6 +407,34 @@ async def test_case_68_only_parsed_items_are_flags(account: Account, start: Star
     engine.agrees(account)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"* 2 FETCH (System Error (Failure))\r\n", b"* 2 FETCH (UID 2 FLAGS System MODSEQ (99))\r\n"],
+    ids=["no uid", "uid"],
+)
+@pytest.mark.parametrize("kind", [CONDSTORE, QRESYNC], ids=["condstore", "qresync"])
+@pytest.mark.parametrize("times", [1, 3, None])
+async def test_case_68_a_change_of_flags_that_does_not_parse_is_asked_for_again(
+    times: int | None, kind: frozenset[str], line: bytes, account: Account, start: Start
+) -> None:
+    """CHANGEDSINCE tells a change once: the cursor stays for some looks. What else was told counts; and a server that
+    tells one message so each time does not keep the cursor where it is.
+    """
+    fill(account, 5)
+    engine = await start(kind)
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.set_flags(2, ["\\Seen"])
+    inbox.set_flags(4, ["\\Seen"])
+    engine.server.bend(r"CHANGEDSINCE", lambda lines: [line if b"UID 2 " in it else it for it in lines], times=times)
+    for _ in range(4):
+        await engine.look()
+    assert [event["uid"] for event in engine.of("message.flags_changed")] == ([4, 2] if times else [4])
+    assert next(iter(engine.state().mailboxes.values())).record.highestmodseq == inbox.highestmodseq
+    with engine.quiet():
+        await engine.look()
+
+
 async def test_case_69_70_sizes_are_asked_once(account: Account, start: Start) -> None:
     """RFC822.SIZE is asked for with a message's first fetch, never by a poll."""
     fill(account, 10)
