@@ -115,8 +115,10 @@ async def renumbered(ctx: PassContext, session: ImapSession, box: MailboxState) 
         if more:
             further = await _spot_check(ctx, session, box, more)
             wrong, answered = wrong + further[0], answered + further[1]
+    if is_renumbered(wrong, answered):
+        return True  # and found again, should the reset that follows break off
     ctx.memory.checked.add(record.mailbox_id)
-    return is_renumbered(wrong, answered)
+    return False
 
 
 async def _spot_check(ctx: PassContext, session: ImapSession, box: MailboxState, sample: BitMap) -> tuple[int, int]:

@@ -767,6 +767,28 @@ async def test_case_34_renumbered_uids_are_noticed(
     assert engine.of("mailbox.reset")[0]["reason"] == "uids_renumbered"
 
 
+async def test_case_34_renumbered_uids_are_noticed_again_when_the_reset_breaks_off(
+    account: Account, start: Start
+) -> None:
+    """The connection ends in the search that stands in for UIDNEXT: the next look must not take the UIDs for good."""
+    fill(account, 30)
+    inbox = account.mailboxes["INBOX"]
+    engine = await start(Profile(BARE, tell_uidnext=False))
+    await engine.catch_up()
+    inbox.messages.reverse()
+    inbox.renumber(1)
+    inbox.set_flags(3, ["\\Flagged"])
+    await engine.hang_up()
+    engine.forget()
+    engine.server.bend(r"UID SEARCH ALL", lambda lines: [Drop()], times=1)
+    assert await engine.survive(engine.look()) is not None
+    await engine.look()
+    await engine.history()
+    assert [event["reason"] for event in engine.of("mailbox.reset")] == ["uids_renumbered"]
+    assert engine.of("message.flags_changed") == []
+    engine.agrees(account)
+
+
 async def test_case_34_one_corrected_size_is_no_renumbering(account: Account, start: Start) -> None:
     """Of many messages one looks different: the mailbox is not thrown away for it."""
     fill(account, 30)
