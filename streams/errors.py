@@ -14,7 +14,8 @@
     │   ├── AccessDenied          credentials are good, the permission is missing
     │   ├── NotAnImapServer       the address is wrong
     │   ├── AddressRefused        the address is not one we may dial
-    │   └── InsecureConnection    TLS was required and could not be had
+    │   ├── InsecureConnection    TLS was required and could not be had
+    │   └── RecordTooLarge        what its server tells does not fit into a record of the log
     ├── MailboxError              one mailbox: it is set aside with a reason, all others go on
     │   ├── MailboxGone           it does not exist (any more)
     │   ├── MailboxUnusable       the server refuses to open it, or its identity does not hold still
@@ -113,6 +114,14 @@ class InsecureConnection(AccountError):
     """TLS was required and is missing, broken, or was tampered with."""
 
     code = "insecure_connection"
+
+
+class RecordTooLarge(AccountError):
+    """The server tells so much of one message or mailbox (flags, labels) that no record holds it: nothing is written,
+    since a record that Kafka refuses would cost all accounts of the shard their writer.
+    """
+
+    code = "record_too_large"
 
 
 class MailboxError(MailstreamsError):

@@ -23,7 +23,7 @@ from streams.contracts.topics import MAX_RECORD_BYTES
 from streams.domain import mirror
 from streams.domain.identity import message_id_of
 from streams.domain.mirror import AccountRecord, FlagSegment, IdentitySegment, MailboxRecord
-from streams.errors import MirrorDamaged, ProducerLost
+from streams.errors import MirrorDamaged, ProducerLost, RecordTooLarge
 from streams.sync.log import Batch, Outgoing, ShardLog
 
 SOURCE: Final = "/mailstreams"
@@ -218,6 +218,7 @@ class AccountState:
         self.pending_bytes = 0
         self._last: asyncio.Future[None] | None = None
         self.ended = False
+        self._refusal: RecordTooLarge | None = None
         self.emitted: Counter[str] = Counter()
         self._dirty = False
         value = log.read(mirror.account_key(account_id))
@@ -288,8 +289,11 @@ class AccountState:
     def flush(self) -> asyncio.Future[None] | None:
         """Hand everything changed to the log as one batch. None when there was nothing.
 
-        Raises `ProducerLost` after `end`, and when the log is lost.
+        Raises `ProducerLost` after `end`, and when the log is lost; `RecordTooLarge`, from then on, when a record would
+        be refused by Kafka, and with it all that the shard writes.
         """
+        if self._refusal is not None:
+            raise self._refusal
         if self.ended:
             raise ProducerLost(f"account {self.account_id} is not served here any more")
         batch = Batch(records=self._out)
@@ -303,11 +307,21 @@ class AccountState:
             self._dirty = False
         if not batch:
             return None
+        self._refuse_what_does_not_fit(batch)
         self._last = self.log.submit(batch)
         return self._last
 
+    def _refuse_what_does_not_fit(self, batch: Batch) -> None:
+        sizes = [(record.topic, record.value) for record in batch.records]
+        sizes += [(words, value) for value, words in batch.mirror.values()]
+        for what, value in sizes:
+            if value is not None and len(value) > MAX_RECORD_BYTES:
+                self._refusal = RecordTooLarge(f"a record of {len(value)} bytes does not fit ({what[:100]})")
+                self.end()  # what is in memory goes further than what will be in the log
+                raise self._refusal
+
     async def commit(self) -> None:
-        """`flush`, and wait until it and everything flushed before is in the log. Raises `ProducerLost`."""
+        """`flush`, and wait until it and everything flushed before is in the log. Raises what `flush` raises."""
         await self.log.room()
         self.flush()
         if self._last is not None:

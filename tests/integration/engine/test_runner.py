@@ -93,6 +93,32 @@ async def test_case_73_authenticated_but_not_connected(account: Account, run: Ru
     assert running.directory.reasons == []
 
 
+@pytest.mark.parametrize("hot", [False, True], ids=["polled", "hot"])
+async def test_a_server_that_tells_more_than_a_record_holds_costs_its_account_alone(
+    hot: bool, account: Account, run: Run
+) -> None:
+    """Keywords without bound: the account waits, visibly; the log of its shard is not lost, and no event is doubled."""
+    fill(account, 3)
+    running = await run(QRESYNC, BACKOFF_MAX_S=1.0)
+    await running.start(hot=hot)
+    await settled(running, account)
+    shard_log = running.shard.current
+    for n in range(30):
+        account.mailboxes["INBOX"].deliver(letter(10 + n), flags=[f"{n:02}" * 30_000])
+    running.runner.poke()
+    await until(lambda: running.statuses()[-1].get("error", {}).get("code") == "record_too_large")
+    logins = running.server.logins["user"]
+    await asyncio.sleep(0.5)
+    assert running.server.logins["user"] <= logins + 3
+    assert shard_log is running.shard.current
+    assert shard_log is not None
+    assert not shard_log.lost.done()
+    account.mailboxes["INBOX"].expunge(*account.mailboxes["INBOX"].uids[3:])
+    running.runner.poke()
+    await settled(running, account)
+    assert [event["sequence"] for event in running.events()] == list(range(1, len(running.events()) + 1))
+
+
 async def test_case_74_a_token_is_taken_fresh_for_each_login(account: Account, run: Run) -> None:
     """After a reconnect the token is a new one; one that is refused is refreshed once by force."""
     account.token = "t2"

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from streams.contracts import mailbox as events
 from streams.contracts import topics
+from streams.contracts.topics import MAX_RECORD_BYTES
 from streams.domain import mirror
 from streams.domain.mirror import MailboxRecord
-from streams.errors import MirrorDamaged
+from streams.errors import MirrorDamaged, RecordTooLarge
 from streams.sync.moves import HeldRemovals
 from streams.sync.state import AccountState
 from tests.fixtures.memory_log import MemoryPartition
@@ -299,3 +300,41 @@ async def test_a_hundred_thousand_held_places_take_little_memory_and_do_not_hold
     assert turns > 40
     assert sum(len(table) for _, table in held._tables) == 1_600_000
     assert held.take(identity(500 * 7919 % 1_000_003 + 1)) == (box, 7, 500)
+
+
+@pytest.mark.parametrize("what", ["keywords", "labels"])
+async def test_what_no_record_holds_is_refused_before_it_reaches_the_log(what: str) -> None:
+    """Kafka refuses it, and the transaction with it: one account would take the writer from all of its shard."""
+    truth = MemoryPartition()
+    state = state_of(truth)
+    box = mailbox(state)
+    box.put(1, frozenset({"\\Seen"}), identity(1))
+    emit(state, box, 1)
+    await state.commit()
+    if what == "keywords":
+        for uid in range(2, 30):
+            box.put(uid, frozenset({chr(96 + uid) * 60_000}), identity(uid))
+            emit(state, box, uid)
+    else:
+        state.emit(
+            events.MessageAdded,
+            mailbox_id=box.record.mailbox_id,
+            mailbox=box.record.name,
+            uidvalidity=box.epoch,
+            uid=2,
+            message_id="m",
+            labels=tuple(f"{n}" * 5000 for n in range(300)),
+        )
+    for _ in range(2):  # whoever tries to write what is left is told the same
+        with pytest.raises(RecordTooLarge):
+            await state.commit()
+    assert not state.log.lost.done()
+    assert all(len(record.value or b"") <= MAX_RECORD_BYTES for record in truth.records)
+    assert all(len(value) <= MAX_RECORD_BYTES for value in truth.mirror.values())
+    again = AccountState(ACCOUNT, state.log, lambda: NOW, lambda name: name)
+    assert again.record.next_sequence == 2
+    found = again.by_wire_name(b"INBOX")
+    assert found is not None
+    emit(again, found, 1)
+    await again.commit()
+    assert [json.loads(record.value or b"")["sequence"] for record in truth.records] == [1, 2]
