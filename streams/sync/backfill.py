@@ -94,8 +94,8 @@ class Backfill:
         record = box.record
         reader = self._pass.reader
         if not has_open(session, box):
-            selected = await session.examine(record.wire_name)
-            if (selected.uidvalidity or 0) != box.epoch:
+            await session.examine(record.wire_name)
+            if not has_open(session, box):
                 self._forget(box)
                 await self._pass.visit(session, box)  # case 14: a new epoch, whose history is read from its top
                 return

@@ -15,8 +15,10 @@ from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
 from streams.domain.identity import message_id_of
+from streams.domain.mirror import MailboxRecord
 from streams.errors import MailstreamsError
 from streams.imap.session import ImapSession
+from streams.imap.values import Selected
 from streams.observer import RuntimeObserver
 from streams.settings import Settings
 from streams.sync.reading import Reader, Trouble
@@ -110,6 +112,11 @@ def has_open(session: ImapSession, box: MailboxState) -> bool:
         and (uidvalidity or 0) == box.epoch
         and (object_id is None or record.object_id is None or object_id == record.object_id)
     )
+
+
+def is_another(selected: Selected, record: MailboxRecord) -> bool:
+    """Whether the mailbox that was opened is another one that has taken the name since it was listed."""
+    return None not in (selected.mailbox_id, record.object_id) and selected.mailbox_id != record.object_id
 
 
 def set_aside(ctx: PassContext, box: MailboxState, error: MailstreamsError) -> None:

@@ -106,11 +106,12 @@ async def apply_listing(
 ) -> tuple[ListingPlan, list[MailboxState]]:
     state = ctx.state
     plan = plan_listing([b.record for b in state.mailboxes.values()], listed, complete=complete)
+    ids_told = any(server.object_id for server in listed)
     for record, server in plan.same:
         box = state.mailboxes[record.mailbox_id]
         if attributes_differ(record, server):
             _rename(ctx, box, server)
-        elif server.object_id and record.object_id != server.object_id:
+        elif record.object_id != server.object_id and (server.object_id or not ids_told):
             record.object_id = server.object_id
             box.dirty = True
     ctx.result.listing += len(plan.renamed) + len(plan.discovered) + len(plan.deleted)

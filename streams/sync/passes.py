@@ -19,13 +19,22 @@ from pyroaring import BitMap
 from streams.contracts import mailbox as events
 from streams.domain.identity import choose_basis
 from streams.domain.plan import comparison_due, expected_count, is_aside, is_whole, needs_visit, windows_newest_first
-from streams.errors import HostBusy, MailboxError, MailboxUnusable, MailstreamsError, RetryLater
+from streams.errors import HostBusy, MailboxError, MailboxGone, MailboxUnusable, MailstreamsError, RetryLater
 from streams.imap.session import ImapSession
 from streams.imap.values import Changes, Selected
 from streams.observer import RuntimeObserver
 from streams.settings import Settings
 from streams.sync.comparing import compare
-from streams.sync.context import Memory, PassContext, PassResult, remove, remove_previous, set_aside
+from streams.sync.context import (
+    Memory,
+    PassContext,
+    PassResult,
+    has_open,
+    is_another,
+    remove,
+    remove_previous,
+    set_aside,
+)
 from streams.sync.epochs import extend_history, first_visit, renumbered, reset
 from streams.sync.flags import apply_flags, flags_and_vanished
 from streams.sync.listing import apply_listing, list_server, show_views, views_among
@@ -174,6 +183,8 @@ class AccountPass:
     async def _look(self, session: ImapSession, box: MailboxState, held: HeldRemovals, *, full: bool) -> Finding | None:
         record = box.record
         selected = await session.examine(record.wire_name)
+        if is_another(selected, record):
+            raise MailboxGone("another mailbox has taken its name")  # the next list tells which
         if not record.visited:
             await first_visit(self._ctx, session, box, selected)
             return None
@@ -242,9 +253,9 @@ class AccountPass:
     async def _read_found(self, session: ImapSession, finding: Finding, held: HeldRemovals) -> Finding | None:
         box = finding.box
         if session.selected != box.record.wire_name:
-            selected = await session.examine(box.record.wire_name)
-            if (selected.uidvalidity or 0) != box.epoch:
-                log.info("mailbox %s: UIDVALIDITY changed between two looks", box.record.mailbox_id)
+            await session.examine(box.record.wire_name)
+            if not has_open(session, box):
+                log.info("mailbox %s: it was replaced between two looks", box.record.mailbox_id)
                 return None  # nothing was read, so the cursor stays; the next pass sees the new epoch
         parts: tuple[tuple[BitMap, Origin], ...] = ((finding.new, "live"), (finding.missing, "repair"))
         for uids, origin in parts:
@@ -270,8 +281,8 @@ class AccountPass:
         if not finding.again or box.deleted:
             return
         if session.selected != box.record.wire_name:
-            selected = await session.examine(box.record.wire_name)
-            if (selected.uidvalidity or 0) != box.epoch:
+            await session.examine(box.record.wire_name)
+            if not has_open(session, box):
                 return
         for uid in finding.again[:RETRIES_PER_PASS]:
             await self.reader.read(session, box, BitMap([uid]), "repair", HeldRemovals())

@@ -855,6 +855,60 @@ async def test_objectid_mailboxes_swap_names(account: Account, start: Start) -> 
     assert kinds.count("message.added") == 2
 
 
+@pytest.mark.parametrize("numbers", ["same UIDVALIDITY", "other UIDVALIDITY"])
+@pytest.mark.parametrize("when", ["known", "first sight", "history"])
+async def test_objectid_mailboxes_swap_names_between_the_list_and_their_opening(
+    when: str, numbers: str, account: Account, start: Start
+) -> None:
+    """EXAMINE tells another MAILBOXID than the list: nothing of what is in there is about the mailbox that is known."""
+    for name in ("A", "B"):
+        account.create(name)
+        fill(account, 4, name, first=ord(name) * 10)
+    if numbers == "same UIDVALIDITY":
+        account.mailboxes["B"].uidvalidity = account.mailboxes["A"].uidvalidity
+    account.mailboxes["B"].set_flags(2, ["\\Flagged"])
+    account.mailboxes["B"].expunge(4)
+    engine = await start(FULL)
+
+    def swap(lines: list[bytes]) -> list[bytes]:
+        account.rename("A", "x")
+        account.rename("B", "A")
+        account.rename("x", "B")
+        return lines
+
+    if when == "known":
+        await engine.catch_up()
+        fill(account, 1, "A", first=9000)
+        fill(account, 1, "B", first=9100)
+    if when == "history":
+        await engine.look()
+        swap([])
+        await engine.history()
+    else:
+        engine.server.bend(r"LIST ", swap, times=1)
+    await engine.look()
+    engine.now += 130
+    await engine.catch_up()
+    engine.agrees(account)
+    kinds = engine.kinds()
+    assert kinds.count("message.added") == (9 if when == "known" else 7)
+    assert not {"message.removed", "message.moved", "message.flags_changed", "mailbox.reset"} & set(kinds)
+
+
+async def test_objectid_that_is_told_no_more_hides_no_mailbox(account: Account, start: Start) -> None:
+    """STATUS tells ids no more, EXAMINE does; a mailbox was made anew under its name meanwhile."""
+    account.create("A")
+    fill(account, 3, "A")
+    engine = await start(FULL)
+    await engine.catch_up()
+    engine.server.bend(r"LIST |STATUS ", lambda lines: [re.sub(rb" MAILBOXID \(\w+\)", b"", it) for it in lines])
+    account.delete("A")
+    account.create("A")
+    fill(account, 2, "A", first=100)
+    await engine.catch_up()
+    engine.agrees(account)
+
+
 async def test_objectid_mailboxes_that_share_an_id(account: Account, start: Start) -> None:
     """Copies on the server's disk have the MAILBOXID of the original: each goes on by its name."""
     for name in ("A", "B", "C"):
