@@ -126,16 +126,17 @@ async def _scan_flags(ctx: PassContext, session: ImapSession, box: MailboxState,
     newest = known[max(0, len(known) - settings.FLAG_WINDOW) :]
     rest = known - newest
     wanted = newest.copy()
+    following = record.scan_next
     if rest:
         polls = max(1.0, settings.FLAG_SCAN_S / settings.POLL_WARM)
         size = max(settings.FLAG_WINDOW, int(len(rest) / polls) + 1)
         window, following = next_scan_window(rest, record.scan_next, size, newest.min() if newest else 1 << 32)
         wanted |= window
-        if record.scan_next != following:
-            record.scan_next = following
-            box.dirty = True
     if wanted:
         await _read_flags(ctx, session, box, uid_set(wanted), items)
+    if record.scan_next != following:  # only now: a window that broke off would wait for the next round
+        record.scan_next = following
+        box.dirty = True
 
 
 def _new_flags(box: MailboxState, message: FetchedMessage) -> frozenset[str] | None:

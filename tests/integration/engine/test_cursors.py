@@ -310,6 +310,24 @@ async def test_case_10_modseqs_that_are_told_no_more_cost_no_full_scan(account: 
     assert not any("FETCH 1:30 " in command for command in engine.server.commands[before:])
 
 
+@pytest.mark.parametrize("process_ends", [False, True], ids=["same process", "next owner"])
+async def test_a_window_of_the_flag_scan_that_broke_off_is_read_again(
+    process_ends: bool, account: Account, start: Start
+) -> None:
+    """Not in the next round, an hour later."""
+    fill(account, 40)
+    engine = await start(BARE, FLAG_WINDOW=4)
+    await engine.catch_up()
+    following = next(iter(engine.state().mailboxes.values())).record.scan_next
+    account.mailboxes["INBOX"].set_flags(following - 2, ["\\Seen"])
+    engine.server.bend(r"UID FETCH \S+ \(UID FLAGS\)", lambda lines: [*lines[:2], Drop()], times=1)
+    assert await engine.survive(engine.look()) is not None
+    if process_ends:
+        engine.forget()
+    await engine.look()
+    engine.agrees(account)
+
+
 async def test_case_10_an_answer_without_modseq_items(account: Account, start: Start) -> None:
     """CHANGEDSINCE returns every message and no MODSEQ."""
     fill(account, 5)
