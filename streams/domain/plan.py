@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pyroaring import BitMap
 
 from streams.domain.mirror import MailboxRecord
+
+HIGHEST_UID: Final = (1 << 32) - 1
+"""There is none above it (RFC 9051, 2.3.1.1), and a server may refuse to be asked for one."""
 
 
 @dataclass(frozen=True, slots=True)

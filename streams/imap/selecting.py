@@ -8,6 +8,7 @@ offered and refused costs no mailbox.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
 from pyroaring import BitMap
 
@@ -33,6 +34,8 @@ from streams.imap.protocol.responses import (
 )
 from streams.imap.protocol.tokens import TokenError
 from streams.imap.values import FetchedMessage, QResync, Selected
+
+_MAX_UIDNEXT: Final = 1 << 32  # of a mailbox in which the highest UID of all is taken
 
 
 class SelectCollector:
@@ -121,11 +124,12 @@ class SelectCollector:
             self._take_code(tagged.code)
         if self._exists is None:
             raise MalformedAnswer("the mailbox was opened without telling how many messages it holds")
+        uidnext = self._numbers.get("UIDNEXT", 0)
         return Selected(
             wire_name=self._wire_name,
             exists=self._exists,
             uidvalidity=self._numbers.get("UIDVALIDITY"),
-            uidnext=self._numbers.get("UIDNEXT") or None,
+            uidnext=uidnext if 0 < uidnext <= _MAX_UIDNEXT else None,
             highestmodseq=(self._numbers.get("HIGHESTMODSEQ") or None) if modseqs else None,
             nomodseq=self._nomodseq,
             mailbox_id=self._mailbox_id,

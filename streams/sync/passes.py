@@ -18,7 +18,15 @@ from pyroaring import BitMap
 
 from streams.contracts import mailbox as events
 from streams.domain.identity import choose_basis
-from streams.domain.plan import comparison_due, expected_count, is_aside, is_whole, needs_visit, windows_newest_first
+from streams.domain.plan import (
+    HIGHEST_UID,
+    comparison_due,
+    expected_count,
+    is_aside,
+    is_whole,
+    needs_visit,
+    windows_newest_first,
+)
 from streams.errors import HostBusy, MailboxError, MailboxGone, MailboxUnusable, MailstreamsError, RetryLater
 from streams.imap.session import ImapSession
 from streams.imap.values import Changes, Selected
@@ -239,7 +247,7 @@ class AccountPass:
         """UIDs at or above the watermark. A tagged OK without any proves the range up to UIDNEXT empty (case 21)."""
         box, record = finding.box, finding.box.record
         watermark, top = record.uidnext, selected.uidnext
-        if top == watermark:
+        if top == watermark or watermark > HIGHEST_UID:
             return
         answer = await session.uid_search(f"UID {watermark}:*".encode())
         there = BitMap(uid for uid in answer.uids if uid >= watermark)
@@ -331,6 +339,8 @@ class AccountPass:
         """Everything from uidnext on, in one command. UIDs grow, so the highest one seen is proof for all below it."""
         record = box.record
         low = record.uidnext
+        if low > HIGHEST_UID:
+            return
         held = HeldRemovals()
         if self._ctx.memory.trouble.window >= self._ctx.settings.FETCH_WINDOW and not self._ctx.settings.PREVIEW_BYTES:
             seen = await self.reader.read(session, box, low, "live", held)

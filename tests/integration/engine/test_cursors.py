@@ -591,6 +591,49 @@ async def test_case_21_a_gap_below_uidnext_is_proven_empty_once(
     engine.agrees(account)
 
 
+@pytest.mark.parametrize("told", ["nothing", "zero", "more"])
+@ALL_KINDS
+async def test_the_highest_uid_of_all(kind: frozenset[str], told: str, account: Account, start: Start) -> None:
+    """Behind UID 4294967295 there is none to ask for: what servers say of UIDNEXT then, or refuse, costs no mailbox."""
+    fill(account, 3)
+    engine = await start(Profile(kind, tell_uidnext=told != "nothing", refuses={r"\b4294967296": "BAD out of range"}))
+    if told == "zero":
+        engine.server.bend(r"EXAMINE|LIST|STATUS", replacing(b"UIDNEXT 4294967296", b"UIDNEXT 0"))
+    await engine.catch_up()
+    inbox = account.mailboxes["INBOX"]
+    inbox.deliver(letter(4), uid=2**32 - 1)
+    for _ in range(3):
+        await engine.catch_up()
+        engine.agrees(account)
+        engine.now += 4000
+    inbox.set_flags(2**32 - 1, ["\\Seen"])
+    await engine.look()
+    engine.agrees(account)
+    inbox.expunge(2**32 - 1)
+    await engine.look()
+    engine.agrees(account)
+    assert engine.server.refused == []
+
+
+@pytest.mark.parametrize("number", [b"4294967297", b"9999999999", b"9999999999999999999"])
+@ALL_KINDS
+async def test_a_uidnext_that_can_be_none_moves_no_cursor(
+    kind: frozenset[str], number: bytes, account: Account, start: Start
+) -> None:
+    """Told once, it would be where new mail is looked for ever after."""
+    fill(account, 3)
+    engine = await start(Profile(kind, refuses={r"SEARCH .*\b(4294967296|\d{11,}|[5-9]\d{9}):": "BAD out of range"}))
+    await engine.catch_up()
+    fill(account, 1, first=4)
+    engine.server.bend(r"EXAMINE", replacing(b"UIDNEXT 5", b"UIDNEXT " + number), times=1)
+    await engine.look()
+    engine.agrees(account)
+    fill(account, 1, first=5)
+    await engine.look()
+    engine.agrees(account)
+    assert [event.get("origin", "live") for event in engine.of("message.added")][-2:] == ["live", "live"]
+
+
 async def test_case_23_each_mailbox_has_its_own_cursor(account: Account, start: Start) -> None:
     """Folders at UID 6800 and 6000 both go on."""
     a, b = account.create("A"), account.create("B")
