@@ -163,7 +163,7 @@ class MessageFlagsChanged(Change, frozen=True, kw_only=True, tag="message.flags_
 
 
 class MessageRemoved(Change, frozen=True, kw_only=True, tag="message.removed"):
-    """The place is gone. The message may have others."""
+    """The place is gone. The message may have others. Ends `message.unreadable`, too: `message_id` is new then."""
 
     mailbox_id: MailboxKey
     mailbox: str

@@ -27,6 +27,7 @@ async def compare(
     ctx: PassContext, session: ImapSession, box: MailboxState, selected: Selected, watermark: int, fresh: int
 ) -> tuple[BitMap, BitMap] | None:
     """Set difference of the region against a complete answer: (vanished, missing). None when nothing may be concluded.
+    What was set aside and is not there has vanished, too.
 
     Removals are believed when the search and the count of messages (with `fresh` new ones) agree, or FETCH confirms
     them.
@@ -49,14 +50,11 @@ async def compare(
             log.warning("mailbox %s: the search answer was not stated; nothing is concluded", record.mailbox_id)
             return None
         difference = reconcile(known, answer.uids, low=low, high=high, aside=record.quarantined)
-        vanished |= difference.vanished
+        vanished |= difference.vanished | (within(BitMap(record.quarantined), low, high) - answer.uids)
         if high > record.floor:
             absent = within(difference.missing, max(low, record.floor), high)
             missing |= absent & wanted
             excluded += len(absent - wanted)
-        for uid in [u for u in record.quarantined if low <= u < high and u not in answer.uids]:
-            del record.quarantined[uid]
-            box.dirty = True
         low = high
     counted = is_whole(record) and expected_count(record) + fresh - len(vanished) == selected.exists
     if vanished and not counted:

@@ -74,6 +74,8 @@ async def reset(ctx: PassContext, session: ImapSession, box: MailboxState, selec
         await remove_previous(ctx, box)
     uidvalidity = selected.uidvalidity or 0
     same = uidvalidity == box.epoch
+    if same:  # else the new epoch says it
+        ctx.state.unread_gone(box, list(record.quarantined))
     ctx.state.emit(
         events.MailboxReset,
         mailbox_id=record.mailbox_id,
@@ -85,7 +87,6 @@ async def reset(ctx: PassContext, session: ImapSession, box: MailboxState, selec
     if same:
         # old and new places would have the same names: they cannot stand side by side
         await remove(ctx, box, box.known().copy(), box.epoch)
-        record.quarantined.clear()
     else:
         box.begin_epoch(uidvalidity)
     record.uidnext = top

@@ -63,7 +63,7 @@ async def flags_and_vanished(
     elif condstore:
         if (current or 0) > record.highestmodseq:
             answer.add(await _changed_since(ctx, session, box, items))
-            answer.vanished &= known
+            answer.vanished &= known | BitMap(record.quarantined)
     else:
         await _scan_flags(ctx, session, box, items)
     return answer

@@ -181,7 +181,7 @@ async def show_views(ctx: PassContext, views: set[bytes]) -> None:
         if view and record.visited:
             await remove_previous(ctx, box)
             await remove(ctx, box, box.known().copy(), box.epoch)
-            record.quarantined.clear()
+            ctx.state.unread_gone(box, list(record.quarantined))
             record.visited, record.backfill_done, record.aside, record.aside_until = False, False, None, None
 
 

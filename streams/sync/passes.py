@@ -233,9 +233,7 @@ class AccountPass:
                 vanished |= found[0]
                 finding.missing |= found[1] - finding.new
                 finding.reconciled = True
-        for uid in [uid for uid in record.quarantined if uid in vanished]:
-            del record.quarantined[uid]
-            box.dirty = True
+        self.state.unread_gone(box, [uid for uid in record.quarantined if uid in vanished])
         finding.again = BitMap(uid for uid, q in record.quarantined.items() if retry_due(q, now) and uid < watermark)
         held.hold(box, vanished & box.known())
         if record.aside is not None or record.unstable or record.failures:

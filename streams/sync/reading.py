@@ -172,9 +172,11 @@ class Reader:
                 self._trouble.suspects.pop((box.record.mailbox_id, uid), None)
         record = box.record
         for uid in [u for u in record.quarantined if _within(uids, u)]:
-            if uid in box.known() or uid not in done:
+            if uid in box.known():
                 del record.quarantined[uid]
                 box.dirty = True
+            elif uid not in done:
+                self._state.unread_gone(box, [uid])
         return done
 
     async def _window(

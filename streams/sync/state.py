@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from streams.contracts import topics
 from streams.contracts.codec import cloud_event_headers, encode
 from streams.contracts.topics import MAX_RECORD_BYTES
 from streams.domain import mirror
-from streams.domain.identity import message_id_of
+from streams.domain.identity import identity_from_content, message_id_of
 from streams.domain.mirror import AccountRecord, FlagSegment, IdentitySegment, MailboxRecord
 from streams.errors import MirrorDamaged, ProducerLost, RecordTooLarge
 from streams.sync.log import Batch, Outgoing, ShardLog
@@ -366,6 +366,25 @@ class AccountState:
             self.mailboxes.values(),
             key=lambda m: (m.record.wire_name != b"INBOX", m.record.special_use is None, m.record.name),
         )
+
+    def unread_gone(self, state: MailboxState, uids: Iterable[int]) -> None:
+        """Messages that were set aside have gone: told as removed, by an id of their places, since none was read."""
+        record = state.record
+        for uid in uids:
+            del record.quarantined[uid]
+            state.dirty = True
+            place = f"{record.mailbox_id}/{state.epoch}/{uid}"
+            identity = identity_from_content(
+                self.account_id, size=None, internal_date=None, canonical_headers=b"", fallback=place
+            )
+            self.emit(
+                events.MessageRemoved,
+                mailbox_id=record.mailbox_id,
+                mailbox=record.name,
+                uidvalidity=state.epoch,
+                uid=uid,
+                message_id=message_id_of(identity),
+            )
 
     def saw_mail(self, at: datetime | None) -> None:
         """Keep the date of the newest mail."""

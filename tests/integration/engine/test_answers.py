@@ -109,6 +109,41 @@ async def test_case_45_a_literal_longer_than_its_bytes(account: Account, start: 
     assert set(engine.fold().by_name()["INBOX"]) == {1, 2, 3}
 
 
+@pytest.mark.parametrize("kind", [QRESYNC, CONDSTORE, BARE], ids=["qresync", "condstore", "bare"])
+@pytest.mark.parametrize("how", ["compared", "tried again", "renumbered"])
+async def test_a_message_that_was_set_aside_and_goes_is_told_as_removed(
+    how: str, kind: frozenset[str], account: Account, start: Start
+) -> None:
+    """Else its `message.unreadable` would stand in the log, and its row in the database, for ever."""
+    fill(account, 5)
+    inbox = account.mailboxes["INBOX"]
+    engine = await start(kind)
+    engine.server.bend(
+        r"UID FETCH .*HEADER",
+        lambda lines: [b"* 3 FETCH (UID 3)\r\n" if b"(UID 3 " in line else line for line in lines],
+    )
+    await engine.catch_up()
+    assert {place[2] for place in engine.fold().unreadable} == {3}
+    if how == "renumbered":
+        engine.server.bends.clear()
+        inbox.messages.reverse()
+        inbox.renumber(1)
+        engine.forget()
+        await engine.hang_up()
+        await engine.look()
+        assert 3 in [event["uid"] for event in engine.of("message.removed")]
+    else:
+        inbox.expunge(3)
+        if how == "tried again":
+            engine.now += 7 * 3600
+            engine.server.bend(r"UID SEARCH", lambda lines: lines[-1:], times=4)
+        await engine.look()
+    await engine.catch_up()
+    assert engine.fold().unreadable == set()
+    engine.agrees(account)
+    assert not any(box.record.quarantined for box in engine.state().mailboxes.values())
+
+
 @pytest.mark.parametrize("header", [b"", b"\r\n", b" \r\n\r\n"], ids=["nothing", "end", "blanks"])
 async def test_case_46_messages_without_any_header(header: bytes, account: Account, start: Start) -> None:
     """Stored, with empty headers and an id from their place; two of them are two messages."""

@@ -22,6 +22,7 @@ class Fold:
     names: dict[str, str] = field(default_factory=dict)
     validity: dict[str, int] = field(default_factory=dict)
     places: dict[tuple[str, int, int], tuple[str, frozenset[str]]] = field(default_factory=dict)
+    unreadable: set[tuple[str, int, int]] = field(default_factory=set)
     sequence: int = 0
     kinds: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -38,21 +39,32 @@ class Fold:
             case "mailbox.deleted":
                 del self.names[event["mailbox_id"]]
                 self.places = {k: v for k, v in self.places.items() if k[0] != event["mailbox_id"]}
+                self.unreadable = {k for k in self.unreadable if k[0] != event["mailbox_id"]}
+            case "mailbox.reset":
+                self.unreadable = {k for k in self.unreadable if k[0] != event["mailbox_id"]}
+            case "message.unreadable":
+                assert self._place(event) not in self.places
+                self.unreadable.add(self._place(event))
             case "message.added":
                 place = self._place(event)
                 assert place not in self.places, f"added twice: {place}"
                 self.places[place] = (event["message_id"], frozenset(event.get("flags", ())))
+                self.unreadable.discard(place)
             case "message.moved":
                 old, new = self._place(event["from"]), self._place(event["to"])
                 assert self.places.pop(old)[0] == event["message_id"]
                 assert new not in self.places
                 self.places[new] = (event["message_id"], frozenset(event.get("flags", ())))
+                self.unreadable.discard(new)
             case "message.flags_changed":
                 place = self._place(event)
                 assert self.places[place][0] == event["message_id"]
                 self.places[place] = (event["message_id"], frozenset(event["flags"]))
             case "message.removed":
-                assert self.places.pop(self._place(event))[0] == event["message_id"]
+                if self._place(event) in self.unreadable:
+                    self.unreadable.remove(self._place(event))
+                else:
+                    assert self.places.pop(self._place(event))[0] == event["message_id"]
             case _:
                 pass
 
