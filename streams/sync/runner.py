@@ -244,6 +244,10 @@ class AccountRunner:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task}, timeout=3.0)
+        self._end_states()
+
+    def _end_states(self) -> None:
+        """What a command still holds reaches the log no more."""
         for state in self._states:
             state.end()
 
@@ -356,6 +360,9 @@ class AccountRunner:
                 if self.dead is not None:
                     return
         finally:
+            # Nobody may stop a runner that ends by itself; the account's next one may begin at any time.
+            self._stopping = True
+            self._end_states()
             self._state = None
             self.phase = "stopped"
 
@@ -773,9 +780,7 @@ class AccountRunner:
         """Do something with a connection of its own, under the account's lock. Raises what the work raises."""
         shard_log = await self.shard.running()
         async with self._session(purpose) as session, self._lock:
-            if self._stopping:
-                raise RetryLater("the runner stops", code="stopping")
-            state = self._load(shard_log)
+            state = self._load_for_command(shard_log)
             account_pass = AccountPass(
                 state, self._settings, self._services.observer, self._memory, wall=self._services.wall
             )
@@ -799,7 +804,7 @@ class AccountRunner:
                 read, mark = 0, session.traffic.bytes_received
                 try:
                     async with self._lock:
-                        state = self._load(shard_log)
+                        state = self._load_for_command(shard_log)
                         if backfill is None or backfill.state is not state:
                             backfill = self._new_backfill(state)
                         emitted, before = state.emitted["message.added"], backfill.read
@@ -823,6 +828,14 @@ class AccountRunner:
             self._state = AccountState(self.account_id, shard_log, _now, self._settings.topic)
             self._states.add(self._state)
         return self._state
+
+    def _load_for_command(self, shard_log: ShardLog) -> AccountState:
+        """The same, unless the runner has stopped while the command waited: what is loaded then is not ended by
+        anybody. Raises `RetryLater`.
+        """
+        if self._stopping:
+            raise RetryLater("the runner stops", code="stopping")
+        return self._load(shard_log)
 
     async def _leave(self, state: AccountState, account_pass: AccountPass) -> None:
         """Write what is pending, then give back the memory."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from streams.domain import mirror
-from streams.errors import MirrorDamaged, ProducerLost
+from streams.errors import MirrorDamaged, ProducerLost, RetryLater
 from streams.imap.hosts import HostGate, HostPolicy
 from streams.imap.session import ImapSession
 from streams.sync.passes import AccountPass
+from streams.sync.runner import AccountRunner
 from streams.sync.state import AccountState
 from tests.fixtures.engine import letter
 from tests.fixtures.runner import Running, until
@@ -24,6 +26,29 @@ from tests.scripted_imap.model import Account
 from tests.scripted_imap.server import BARE, BASE, CONDSTORE, GMAIL, QRESYNC, Profile
 
 DAY_S = 86_400.0
+
+
+@dataclass(slots=True)
+class Turns:
+    """Turns to read history that nobody gets for now."""
+
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+
+def hold_history(runner: AccountRunner) -> Turns:
+    """The host's rates for history are used up until the turns are free."""
+    connector, turns = runner._services.connector, Turns()
+    wait_in_turn = connector.history_turn
+
+    async def wait(host: str, **how: Any) -> Any:
+        turns.waiting += 1
+        await turns.free.wait()
+        return await wait_in_turn(host, **how)
+
+    connector.history_turn_now = lambda host: None  # type: ignore[method-assign]
+    connector.history_turn = wait  # type: ignore[method-assign]
+    return turns
 
 
 async def settled(running: Running, account: Account) -> None:
@@ -529,6 +554,65 @@ async def test_s3_a_command_that_outlives_its_runner_writes_nothing_more(account
     command = asyncio.create_task(first.perform("command", look))
     await asyncio.wait_for(looked.wait(), 10)
     await first.stop(0.1)
+    running.runner = running._new_runner()
+    await running.start()
+    await until(lambda: running.agrees(account), what="the next runner tells what the command found")
+    go_on.set()
+    with pytest.raises(ProducerLost):
+        await command
+    account.mailboxes["INBOX"].deliver(letter(3))
+    await until(lambda: running.agrees(account), what="and goes on")
+    numbers = [event["sequence"] for event in running.events()]
+    assert numbers == sorted(set(numbers))
+
+
+async def test_s3_a_command_that_waits_for_its_turn_reads_no_history_after_its_runner(
+    account: Account, run: Run
+) -> None:
+    """The runner is stopped while a `backfill` waits for the host's rates: the account's next runner numbers alone."""
+    running = await run(QRESYNC, POLL_WARM=600.0, POLL_COLD=600.0)
+    fill(account, 20)
+    first = await running.start(hot=True)
+    turns = hold_history(first)
+    await until(lambda: first.watching, what="INBOX is watched")
+    boxes = frozenset({event["mailbox_id"] for event in running.events() if event["type"] == "mailbox.discovered"})
+    command = asyncio.create_task(first.read_history(boxes, lambda *_: None))
+    await until(lambda: turns.waiting >= 2, what="the poller and the command wait")
+    await first.stop(0.1)
+    running.runner = running._new_runner()
+    second = await running.start(hot=True)
+    hold_history(second)
+    await until(lambda: second.watching, what="INBOX is watched again")
+    turns.free.set()
+    with pytest.raises(RetryLater):
+        await command
+    told = len(running.events())
+    account.mailboxes["INBOX"].deliver(letter(50))
+    await until(lambda: len(running.events()) > told, what="the next runner goes on")
+    numbers = [event["sequence"] for event in running.events()]
+    assert numbers == sorted(set(numbers))
+
+
+async def test_s9_a_command_that_outlives_a_runner_that_died_writes_nothing_more(account: Account, run: Run) -> None:
+    """Nobody stops a runner that ends by itself; the account may be live again while a command of it goes on."""
+    running = await run(QRESYNC)
+    account.mailboxes["INBOX"].deliver(letter(1))
+    first = await running.start()
+    await settled(running, account)
+    looked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look(session: ImapSession, state: AccountState, account_pass: AccountPass) -> None:
+        account.mailboxes["INBOX"].deliver(letter(2))
+        await account_pass.run(session)
+        looked.set()
+        await go_on.wait()
+
+    command = asyncio.create_task(first.perform("command", look))
+    await asyncio.wait_for(looked.wait(), 10)
+    row, running.directory.row = running.directory.row, None
+    first.account_changed()
+    await until(lambda: running.deaths, what="the runner finds that its account is gone")
+    running.directory.row = row
     running.runner = running._new_runner()
     await running.start()
     await until(lambda: running.agrees(account), what="the next runner tells what the command found")
