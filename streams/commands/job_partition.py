@@ -21,7 +21,7 @@ from streams.commands.job_lane import JobLane
 from streams.commands.job_writer import JobWriter
 from streams.commands.ports import Delivery
 from streams.commands.session import Session
-from streams.errors import ShardError
+from streams.errors import ProducerLost, ShardError
 
 log = structlog.get_logger(__name__)
 
@@ -128,6 +128,9 @@ class JobPartition:
                 lost: ShardError = await asyncio.shield(self._session.lost)
             except ShardError as error:
                 lost = error
+            except Exception as error:  # a client's own, say: a task that ends here would leave the partition unread
+                log.error("a partition of jobs failed unexpectedly", partition=self._partition, exc_info=error)
+                lost = ProducerLost(f"the partition could not be opened: {type(error).__name__}")
             await self._close()
             lived_s = time.monotonic() - self._opened_at
             self._failures = 1 if lived_s > 2 * REOPEN_MAX_S else self._failures + 1
