@@ -1,9 +1,12 @@
-"""Two things about aiokafka's clients that everybody who starts or awaits one must know.
+"""Three things about aiokafka's clients that everybody who starts or awaits one must know.
 
 * A broker that has just started answers before the cluster has registered it: its metadata name no broker. A consumer
   that starts with them looks alive, and the routine that would join its group has ended with an assertion.
 * Its futures are cancelled now and then when a connection or a client ends. Whoever awaits one then sees the same
   exception as when somebody stops him, and a task that takes it for that ends without a word.
+* uvloop refuses to write to a connection that is closed (a broker has reset it, and its reader has yet to be told) with
+  a `RuntimeError`, which no part of aiokafka expects: the routine that fetches ends, and the consumer looks alive and
+  reads nothing any more; the one that coordinates ends as well. `mend_connections` has it raised as what it is.
 """
 
 from __future__ import annotations
@@ -11,7 +14,25 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from aiokafka import conn
 from aiokafka.errors import KafkaConnectionError
+
+
+class MendedConnection(conn.AIOKafkaConnection):  # type: ignore[misc]
+    """A connection to a broker; one that is closed already is a lost connection to whoever writes to it."""
+
+    def send(self, request: Any, expect_response: bool = True) -> Any:
+        """See `AIOKafkaConnection`."""
+        try:
+            return super().send(request, expect_response=expect_response)
+        except RuntimeError as error:
+            self.close(reason=conn.CloseReason.CONNECTION_BROKEN)
+            raise KafkaConnectionError(f"Connection at {self.host}:{self.port} closed") from error
+
+
+def mend_connections() -> None:
+    """Have every client of this process use `MendedConnection`."""
+    conn.AIOKafkaConnection = MendedConnection
 
 
 async def start_with_brokers(client: Any) -> None:

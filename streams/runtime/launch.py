@@ -11,6 +11,7 @@ import structlog
 
 from streams.observer import RuntimeObserver
 from streams.runtime import probes
+from streams.runtime.clients import mend_connections
 from streams.runtime.exit import ExitGuard, settle_threads
 from streams.runtime.garbage import settle_heap
 from streams.runtime.hooks import Hooks
@@ -50,6 +51,7 @@ def launch(
     shutdown.catch_signals()
     configure_logs(settings, level=log_level, file=log_file)
     allow_open_files(wanted_files(settings))
+    mend_connections()
     before()
     listener = probes.bind(settings.PROBE_HOST, settings.PROBE_PORT)
     process = Process(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -55,7 +55,7 @@ async def test_s16_a_lane_that_fails_in_an_unknown_way_is_opened_again(monkeypat
     source = Reader()
 
     def make(partition: int) -> JobWriter:
-        return cast(Any, Writer(outcomes.pop(0)))
+        return cast(JobWriter, Writer(outcomes.pop(0)))
 
     async with running(Rig(registry())) as rig:
         partition = JobPartition(0, rig.engine, source, make)
