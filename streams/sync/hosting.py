@@ -26,6 +26,7 @@ from streams.domain.placement import PlacementInput, candidate, place
 from streams.domain.tiers import (
     DEFAULT_TIER,
     Tier,
+    TierDecision,
     TierInput,
     evaluate_in_slices,
     on_heat,
@@ -60,6 +61,8 @@ STARTED_PER_SLICE = 20
 """Runners started between two turns of the loop: each reads what was recorded of its mailboxes."""
 STUCK_S = 120.0
 """A shard on its way to running that has not moved for this long is stuck; one that tries again and again is not."""
+HOT_COUNTED_S = 1.0
+"""How old a count of the hot accounts may be: to count thousands for each one that mail promotes would be quadratic."""
 GOODBYE_S = 1.0
 """For DONE and LOGOUT when a partition goes to another worker; the fence keeps the log from what is still under way."""
 LAG_S = 1.0
@@ -146,6 +149,8 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: dict[int, asyncio.Task[None]] = {}
         self._unserved = 0
+        self._hot_accounts = 0
+        self._hot_counted_at = float("-inf")
         self._stopping = False
         self._placement_failed = 0
         self._services = RunnerServices(
@@ -296,7 +301,7 @@ class Host:
         runner.set_heat(until)
         decision = on_heat(self._tier_input(runner, entry), now=_now())
         if decision is not None:
-            runner.set_tier(decision.tier, decision.reason)
+            self._apply(decision, runner)
 
     def snapshot(self) -> HostSnapshot:
         """How shards and accounts are doing."""
@@ -707,7 +712,7 @@ class Host:
                     continue
                 entry = self._entries.get(runner.shard.partition, {}).get(runner.account_id)
                 if still_holds(decision, self._tier_input(runner, entry), now=_now()):
-                    runner.set_tier(decision.tier, decision.reason)
+                    self._apply(decision, runner)
                     changed += 1
             await asyncio.sleep(0)
         self._report()
@@ -726,10 +731,24 @@ class Host:
             now=_now(),
         )
         if decide(hot_accounts=0) is None:
-            return  # most mail changes nothing: only for the rest all accounts are counted
-        decision = decide(hot_accounts=sum(1 for r in self._runners.values() if r.tier == "hot"))
+            return  # most mail changes nothing: only for the rest accounts are counted
+        decision = decide(hot_accounts=self._count_hot())
         if decision is not None:
-            runner.set_tier(decision.tier, decision.reason)
+            self._apply(decision, runner)
+
+    def _count_hot(self) -> int:
+        """Hot accounts: counted a moment ago, and with what has been decided since. Those that came and went since are
+        seen by the next count; what is over the budget is shed by the evaluation.
+        """
+        now = time.monotonic()
+        if now - self._hot_counted_at > HOT_COUNTED_S:
+            self._hot_accounts = sum(1 for runner in self._runners.values() if runner.tier == "hot")
+            self._hot_counted_at = now
+        return self._hot_accounts
+
+    def _apply(self, decision: TierDecision, runner: AccountRunner) -> None:
+        self._hot_accounts += (decision.tier == "hot") - (runner.tier == "hot")
+        runner.set_tier(decision.tier, decision.reason)
 
     @staticmethod
     def _tier_input(runner: AccountRunner, entry: AccountEntry | None) -> TierInput:
