@@ -5,6 +5,7 @@ Invariant: a conclusion, what follows from it, the command's state and the posit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 import structlog
@@ -42,11 +43,23 @@ class Conclusions:
             publishing.check_emitted(result.emitted)
         except ResultInvalid as error:
             return Failure("result_invalid", str(error), retryable=False, unexpected=True)
-        self._conclude(work, (event, *result.emitted), "success", "")
+        if result.emitted:
+            self._conclude(work, (event, *result.emitted), "success", "", refused=self._refused)
+        else:
+            self._conclude(work, (event,), "success", "")
         return None
 
     def failed(self, work: Work, why: Failure, letter: str | None = None) -> None:
         """Conclude as failed. `letter` is the reason of the dead letter that goes with it; faults always have one."""
+        self._conclude(work, self._failure(work, why, letter), "failure", why.code)
+
+    def _refused(self, work: Work, reason: str) -> tuple[tuple[OutRecord, ...], str]:
+        """What is published in place of a success whose consequences cannot be, and its code."""
+        text = f"what the handler emits is refused: {reason}"
+        why = Failure("result_invalid", text, retryable=False, unexpected=True)
+        return self._failure(work, why, None), why.code
+
+    def _failure(self, work: Work, why: Failure, letter: str | None) -> tuple[OutRecord, ...]:
         surroundings, lane = self._surroundings, work.session.lane
         records = [
             publishing.failure(work.command, work.attempt, why, surroundings.worker, surroundings.now(), lane.partition)
@@ -55,7 +68,7 @@ class Conclusions:
             letter = "handler_failed"
         if letter is not None:
             records.append(publishing.dead_letter(lane.topic, work.delivery, letter, f"{why.code}: {why.message}"))
-        self._conclude(work, tuple(records), "failure", why.code)
+        return tuple(records)
 
     def handed_back(self, work: Work, attempts: int) -> None:
         """No end: it is left to whoever comes next, with the number of attempts that count against it."""
@@ -63,7 +76,13 @@ class Conclusions:
         work.session.submit(Entry(state=work.state(attempts, None, self._surroundings.now())))
 
     def _conclude(
-        self, work: Work, records: tuple[OutRecord, ...], status: Literal["success", "failure"], code: str
+        self,
+        work: Work,
+        records: tuple[OutRecord, ...],
+        status: Literal["success", "failure"],
+        code: str,
+        *,
+        refused: Callable[[Work, str], tuple[tuple[OutRecord, ...], str]] | None = None,
     ) -> None:
         session, clock = work.session, self._surroundings.clock()
         began_at = clock if work.began_at is None else work.began_at
@@ -78,10 +97,21 @@ class Conclusions:
             )  # fmt: skip
             self._surroundings.changed()
 
+        began = self._beginnings.take(work)
+        position = session.acks.finish(work.delivery.offset)
+
+        def otherwise(reason: str) -> Entry:
+            nonlocal status, code
+            assert refused is not None
+            instead, code = refused(work, reason)
+            status = "failure"
+            return Entry(began + instead, work.state(work.attempt, status, self._surroundings.now()), position)
+
         entry = Entry(
-            self._beginnings.take(work) + records,
+            began + records,
             work.state(work.attempt, status, self._surroundings.now()),
-            session.acks.finish(work.delivery.offset),
+            position,
+            otherwise if refused is not None else None,
         )
         session.concluding[work.state_key] = began_at
         session.submit(entry, committed)

@@ -22,8 +22,14 @@ from streams.settings import Settings
 class Batches:
     """The records of one transaction, in batches by partition: several times cheaper than sending each by itself."""
 
-    def __init__(self, producer: AIOKafkaProducer, settings: Settings, partition: int) -> None:
+    def __init__(
+        self, producer: AIOKafkaProducer, settings: Settings, partition: int, *, loose_apart: bool = False
+    ) -> None:
+        """`loose_apart`: what is not for the partition gets batches of its own, record by record, since a topic's
+        limit holds for batches.
+        """
         self._producer = producer
+        self._loose_apart = loose_apart
         self._settings = settings
         self._partition = partition
         self._batches: dict[tuple[str, int], list[Any]] = {}
@@ -51,9 +57,12 @@ class Batches:
     async def send(self) -> None:
         for record in self._loose:
             partitions = len(await self._producer.partitions_for(self._settings.topic(record.topic)))
-            self._append(
-                record.topic, partition_for(record.key or b"", partitions), record.key, record.value, record.headers
-            )
+            partition = partition_for(record.key or b"", partitions)
+            if self._loose_apart:
+                self._batches.setdefault((self._settings.topic(record.topic), partition), []).append(
+                    self._producer.create_batch()
+                )
+            self._append(record.topic, partition, record.key, record.value, record.headers)
         futures: list[asyncio.Future[Any]] = []
         for (topic, partition), batches in self._batches.items():
             for batch in batches:

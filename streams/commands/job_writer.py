@@ -50,15 +50,21 @@ RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 CLOSE_LIMIT_S: Final = 1.0
 
-REFUSALS: Final = (
+RECORD_REFUSALS: Final = (
     errors.MessageSizeTooLargeError,
     errors.RecordListTooLargeError,
     errors.InvalidTopicError,
     errors.TopicAuthorizationFailedError,
+)
+"""Errors of a topic which trying again does not cure: the entry whose record it is is found, and replaced by what it
+says is to be written otherwise."""
+REFUSALS: Final = (
+    *RECORD_REFUSALS,
     errors.GroupAuthorizationFailedError,
     errors.TransactionalIdAuthorizationFailed,
 )
-"""Errors which trying again does not cure. The lane is given up, so that the attempts of its commands are counted."""
+"""Errors which nothing cures, where nothing can be replaced. The lane is given up, so that the attempts of its commands
+are counted."""
 
 Prove = Callable[[], Awaitable[int]]
 """Commits an offset as a member of the current generation and returns it: the position that the group has for the
@@ -130,6 +136,8 @@ class JobWriter:
         self._queue: deque[_Queued] = deque()
         self._numbers = 0
         self._committed = 0  # entries of this run that are in the log
+        self._alone = 0  # entries up to this one have a transaction each: a record of theirs was refused
+        self._loose_apart = False  # from the first refusal on
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._producer: AIOKafkaProducer | None = None
@@ -204,6 +212,9 @@ class JobWriter:
         try:
             async with asyncio.timeout(COMMIT_LIMIT_S):
                 count = await self._transact(batch)
+        except RECORD_REFUSALS as error:
+            await self._refused(batch, error)
+            return
         except REFUSALS as error:
             raise ProducerLost(f"Kafka refuses what is to be written: {type(error).__name__}") from error
         except (KafkaError, TimeoutError, OSError, AssertionError, errors.IllegalOperation) as error:
@@ -217,13 +228,28 @@ class JobWriter:
         self._committed = batch[-1].number
         self._settle()
 
+    async def _refused(self, batch: list[_Queued], error: KafkaError) -> None:
+        """Kafka refuses a record: write the entries one by one, until it is the only one's; replace that one.
+
+        Raises `ProducerLost` when nothing is to be written in its place.
+        """
+        reason = type(error).__name__
+        if self._loose_apart and len(batch) == 1:
+            refused = batch[0]
+            if refused.entry.otherwise is None:
+                raise ProducerLost(f"Kafka refuses what is to be written: {reason}") from error
+            log.error("Kafka refuses what a handler emits", partition=self._partition, error=reason)
+            refused.entry = refused.entry.otherwise(reason)
+        self._alone, self._loose_apart = max(self._alone, batch[-1].number), True
+        await self._start_over()
+
     def _next_batch(self) -> list[_Queued]:
         batch: list[_Queued] = []
         size = 0
         for queued in self._queue:
             for record in queued.entry.records:
                 size += len(record.value or b"") + len(record.key or b"") + 200
-            if batch and (len(batch) >= MAX_ENTRIES or size > MAX_BYTES):
+            if batch and (len(batch) >= MAX_ENTRIES or size > MAX_BYTES or batch[0].number <= self._alone):
                 break
             batch.append(queued)
         return batch
@@ -232,7 +258,7 @@ class JobWriter:
         producer = self._producer
         if producer is None:
             raise ProducerLost("there is no producer")
-        batches = Batches(producer, self._settings, self._partition)
+        batches = Batches(producer, self._settings, self._partition, loose_apart=self._loose_apart)
         states: dict[tuple[str, str], CommandState] = {}
         position: int | None = None
         for queued in batch:

@@ -8,7 +8,7 @@ at all, entries become visible in the order they were submitted, and of a lane t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal, Protocol
 
@@ -50,11 +50,15 @@ class CommandState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """What is written at once. `position` None leaves the position alone."""
+    """What is written at once. `position` None leaves the position alone.
+
+    `otherwise` tells what is to be written in its place when the records are refused for good, given the reason.
+    """
 
     records: tuple[OutRecord, ...] = ()
     state: CommandState | None = None
     position: int | None = None
+    otherwise: Callable[[str], Entry] | None = None
 
 
 class Lane(Protocol):
