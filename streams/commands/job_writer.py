@@ -377,7 +377,8 @@ class JobWriter:
 
 def _see_waiters(producer: AIOKafkaProducer) -> None:
     """Look at what aiokafka leaves behind in a fenced producer; else asyncio logs an error for each batch."""
-    waiters = [producer._txn_manager._transaction_waiter]
+    begun = producer._txn_manager._transaction_waiter
+    waiters = [] if begun is None else [begun]  # none in a producer that did not come as far as a transaction
     waiters += [batch._drain_waiter for batches in producer._message_accumulator._batches.values() for batch in batches]
     for waiter in waiters:
         if waiter.done():
