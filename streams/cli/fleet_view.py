@@ -106,26 +106,28 @@ class FleetView:
 
 def summarise(seen: Observed, *, partitions: int, now: datetime, errors: int = 10) -> FleetView:
     """Put together what was read. `errors` is how many of the newest errors are kept."""
-    owner = {partition: member.worker for member in seen.members for partition in member.partitions}
+    # By member and not by name: two workers may have been given the same one.
+    owner = {partition: number for number, member in enumerate(seen.members) for partition in member.partitions}
     live = [name for name, life in seen.lives.items() if life.live]
     by_tier: Counter[str] = Counter()
     by_phase: Counter[str] = Counter()
-    lives_of: Counter[str] = Counter()
-    tiers_of: dict[str, Counter[str]] = {member.worker: Counter() for member in seen.members}
+    lives_of: Counter[int] = Counter()
+    tiers_of: list[Counter[str]] = [Counter() for _ in seen.members]
     found: list[ErrorView] = []
     overdue: tuple[float, str | None] = (0.0, None)
     for account_id in live:
-        worker = owner.get(partition_for(account_id, partitions))
+        number = owner.get(partition_for(account_id, partitions))
         status = seen.statuses.get(account_id)
-        if worker is not None:
-            lives_of[worker] += 1
-        if status is None or worker is None or status.worker != worker or status.phase not in SERVED:
+        if number is not None:
+            lives_of[number] += 1
+        worker = None if number is None else seen.members[number].worker
+        if status is None or number is None or status.worker != worker or status.phase not in SERVED:
             by_phase[UNSERVED] += 1
             continue
         tier = seen.tiers[account_id].tier if account_id in seen.tiers else (status.tier or "warm")
         by_phase[status.phase] += 1
         by_tier[tier] += 1
-        tiers_of[worker][tier] += 1
+        tiers_of[number][tier] += 1
         if status.next_poll_at is not None:
             overdue = max(overdue, ((now - status.next_poll_at).total_seconds(), account_id), key=lambda pair: pair[0])
         if (error := status.error) is not None:
@@ -141,11 +143,11 @@ def summarise(seen: Observed, *, partitions: int, now: datetime, errors: int = 1
                 member.worker,
                 member.host,
                 sorted(member.partitions),
-                lives_of[member.worker],
-                sum(tiers_of[member.worker].values()),
-                dict(tiers_of[member.worker]),
+                lives_of[number],
+                sum(tiers_of[number].values()),
+                dict(tiers_of[number]),
             )
-            for member in sorted(seen.members, key=lambda member: member.worker)
+            for number, member in sorted(enumerate(seen.members), key=lambda pair: (pair[1].worker, pair[1].host))
         ],
         by_state=dict(Counter(life.state for life in seen.lives.values())),
         live=len(live),

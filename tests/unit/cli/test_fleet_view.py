@@ -80,6 +80,18 @@ def test_s18_workers_partitions_tiers_and_phases() -> None:
     assert view.by_tier == {"hot": 1, "warm": 2}
 
 
+def test_s18_two_workers_of_one_name_are_two() -> None:
+    """WORKER_NAME is the host's by default: two on one machine, or an image's name."""
+    seen = fleet()
+    seen.members.append(Member("w0", "h2", frozenset({3})))
+    view = summarise(seen, partitions=PARTITIONS, now=NOW)
+    assert [(w.worker, w.host, w.partitions, w.live, w.served, w.by_tier) for w in view.workers] == [
+        ("w0", "h0", [0, 1], 4, 2, {"hot": 1, "warm": 1}),
+        ("w0", "h2", [3], 1, 1, {"warm": 1}),
+        ("w1", "h1", [2], 2, 1, {"warm": 1}),
+    ]
+
+
 def test_s2_unserved_is_what_the_owner_itself_does_not_claim() -> None:
     view = summarise(fleet(), partitions=PARTITIONS, now=NOW)
     assert (view.live, view.served, view.unserved) == (7, 3, 4)
