@@ -48,6 +48,9 @@ class _Open:
     lane: OwnerLane
     kept: deque[Delivery] = field(default_factory=deque)
     checked: bool = False
+    placed: bool = False
+    """Whether the consumer reads from the session's position. What it gives before was read for the shard's former log:
+    taken, it would pass over what that one had begun and not committed."""
 
 
 class OwnerService:
@@ -179,7 +182,7 @@ class OwnerService:
             self._read_at = time.monotonic()
             for tp, records in batches.items():
                 opened = self._open.get(tp.partition)
-                if opened is not None:
+                if opened is not None and opened.placed:
                     opened.kept.extend(
                         Delivery(record.partition, record.offset, record.key, record.value, tuple(record.headers))
                         for record in records
@@ -215,6 +218,8 @@ class OwnerService:
         unchecked = [tps[number] for number, it in opened.items() if not it.checked]
         ends = await consumer.end_offsets(unchecked) if unchecked else {}
         for number, it in opened.items():
+            if self._open.get(number) is not it:
+                continue  # closed or opened anew meanwhile, which assigns again
             it.kept.clear()
             if ends.get(tps[number], it.session.next_offset) < it.session.next_offset:
                 # The topic was made anew. Going on would mean to wait for offsets that may take years to come.
@@ -222,6 +227,7 @@ class OwnerService:
                 it.session.restart_at(0)
             it.checked = True
             consumer.seek(tps[number], it.session.next_offset)
+            it.placed = True
             if it.session.room == 0:
                 consumer.pause(tps[number])
 
