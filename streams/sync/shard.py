@@ -142,9 +142,14 @@ class Shard:
                 except asyncio.CancelledError as error:
                     if not cancelled_from_elsewhere(error):
                         raise
-                    fencing = self.phase is ShardPhase.FENCING
-                    lost = ShardEvent.FENCE_FAILED if fencing else ShardEvent.WRITER_LOST
-                    self._failed("a Kafka client has cancelled what was waited for", lost)
+                    self._start_over("a Kafka client has cancelled what was waited for")
+                except Exception as error:  # a task that ends here would leave the partition to nobody, unseen
+                    log.exception("shard %d: %s failed unexpectedly", self.partition, action.value)
+                    self._start_over(f"{action.value} failed: {type(error).__name__}")
+
+    def _start_over(self, reason: str) -> None:
+        fencing = self.phase is ShardPhase.FENCING
+        self._failed(reason, ShardEvent.FENCE_FAILED if fencing else ShardEvent.WRITER_LOST)
 
     async def _perform(self, action: ShardAction) -> None:
         match action:
@@ -223,7 +228,7 @@ class Shard:
     async def _start(self) -> None:
         current = self._log
         assert current is not None
-        self._failures, self.error = 0, None
+        self.error = None
         if current.lost.done():
             self.tell(ShardEvent.WRITER_LOST)
             return
@@ -231,6 +236,8 @@ class Shard:
         if not self._running.done():
             self._running.set_result(current)
         await self._on_running(self)
+        if not current.lost.done():
+            self._failures = 0
 
     async def _watch(self, current: ShardLog) -> None:
         reason = await asyncio.shield(current.lost)
