@@ -35,8 +35,13 @@ class Destination:
         """The directory `segments` below `export_dir`. Raises `ConfigurationError` for an unusable setting."""
         try:
             filesystem, root = fsspec.core.url_to_fs(export_dir)
-        except (ImportError, ValueError) as error:
+        except ImportError as error:
             raise ConfigurationError(f"EXPORT_DIR: {error}") from None
+        except (TypeError, ValueError) as error:
+            # Of their texts only one quotes no part of the address, which may hold a password.
+            text = str(error)
+            why = text if text.startswith("Protocol not known") else f"it is no address ({type(error).__name__})"
+            raise ConfigurationError(f"EXPORT_DIR: {why}") from None
         except Exception as error:  # a store that is asked at once, with whatever its library raises
             raise judged(error) from None
         return cls(filesystem, root, segments)

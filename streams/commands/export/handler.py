@@ -23,6 +23,7 @@ from streams.commands.export.planning import groups, uid_set
 from streams.commands.handlers import Handlers, Task, TaskFailed
 from streams.commands.operations import mailbox_unknown, uidvalidity_mismatch
 from streams.commands.threads import in_thread
+from streams.errors import ConfigurationError
 from streams.imap.session import ImapSession
 from streams.imap.values import ListedMailbox, Selected
 
@@ -56,7 +57,7 @@ class Exporter:
 
     def __init__(self, sessions: Sessions, export_dir: str | None, *, max_message_bytes: int) -> None:
         if export_dir is not None:
-            Destination.below(export_dir, ())  # a setting that cannot be used shows now (row W1)
+            _check(export_dir)
         self._sessions = sessions
         self._export_dir = export_dir
         self._max_message_bytes = max_message_bytes
@@ -282,6 +283,16 @@ def _found(selectable: dict[str, ListedMailbox], name: str) -> ListedMailbox | N
 def _directory_of(command_id: str) -> str:
     """A command's id is chosen by its sender: it may be anything."""
     return directory_name(command_id)
+
+
+def _check(export_dir: str) -> None:
+    """A setting that cannot be used shows now (row W1). Raises `ConfigurationError`; not for a store that is away."""
+    try:
+        Destination.below(export_dir, ())
+    except DestinationRefused as error:
+        raise ConfigurationError(f"EXPORT_DIR: {error}") from None
+    except DestinationFailed:
+        return  # it was logged, and is what exports will say
 
 
 @contextlib.contextmanager

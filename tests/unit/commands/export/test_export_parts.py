@@ -6,6 +6,7 @@ import mailbox
 import string
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from streams.commands.export.arguments import Export, parse_uids
 from streams.commands.export.destination import Destination
 from streams.commands.export.failures import DestinationRefused
 from streams.commands.export.formats import ExportedMessage, eml_name, maildir_name, mbox_file
+from streams.commands.export.handler import Exporter
 from streams.commands.export.names import MAX_BYTES, directory_name
 from streams.commands.export.planning import groups, uid_set
 from streams.errors import ConfigurationError
@@ -178,6 +180,23 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(DestinationRefused):
         destination.write(("box", "1.eml"), b"")
     assert list((tmp_path / "outside").iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["ftp://user:s3cr3t/mail", "ftp://user:s3cr3t/9@host/mail", "github://"])
+def test_w1_an_address_that_is_none_is_a_configuration_error_without_its_password(url: str) -> None:
+    """A password with a slash in it ends the host's part of the address."""
+    with pytest.raises(ConfigurationError, match="EXPORT_DIR") as caught:
+        Exporter(cast(Any, None), url, max_message_bytes=1)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_w1_a_destination_that_may_not_be_used_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="EXPORT_DIR"):
+        Exporter(cast(Any, None), f"zip://{tmp_path}", max_message_bytes=1)
+
+
+def test_s16_a_store_that_is_away_does_not_keep_the_process_from_starting() -> None:
+    Exporter(cast(Any, None), "ftp://127.0.0.1:1/mail", max_message_bytes=1)
 
 
 def test_w1_a_destination_nobody_knows_is_a_configuration_error() -> None:
