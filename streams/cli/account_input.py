@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
 import click
@@ -119,9 +119,18 @@ def complete(
     number = port if port is not None else _PORTS[mode]
     if not 1 <= number <= 65_535:
         raise BadAccount("the port must be between 1 and 65535")
+    if secret_ref is not None:
+        check_secret_ref(secret_ref)
     if (credential is None) == (secret_ref is None):
         raise BadAccount("credentials are needed: a password, OAuth2 tokens, or a secret reference")
     return AccountInput(user, host, number, cast(TlsMode, mode), username, credential, secret_ref)
+
+
+def check_secret_ref(name: str) -> None:
+    """Refuse what can be no file in CREDENTIALS_DIR, whatever is in it. Raises `BadAccount`."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise BadAccount("the secret reference must be the name of a file in CREDENTIALS_DIR")
 
 
 def ask_secret(*, from_stdin: bool, file: Path | None, prompt: str) -> Secret:

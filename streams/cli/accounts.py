@@ -15,7 +15,15 @@ import click
 
 from streams.cli.account_desk import JSON_OPTION, open_desk, print_json, print_row, with_sealed
 from streams.cli.account_import import import_accounts
-from streams.cli.account_input import PLAINTEXT_IS_OFF, TLS_MODES, BadAccount, ask_secret, complete, connection_of
+from streams.cli.account_input import (
+    PLAINTEXT_IS_OFF,
+    TLS_MODES,
+    BadAccount,
+    ask_secret,
+    check_secret_ref,
+    complete,
+    connection_of,
+)
 from streams.cli.account_views import list_accounts, show
 from streams.cli.frame import Invocation, asynchronous, fail
 from streams.directory.accounts import AccountRow, AccountStore, NewAccount, UnknownAccount
@@ -61,6 +69,10 @@ def _credential(
     if secret_ref is not None:
         if password_stdin or password_file or oauth_provider:
             raise click.UsageError("--secret-ref goes with no password and no provider")
+        try:
+            check_secret_ref(secret_ref)
+        except BadAccount as error:
+            raise click.UsageError(str(error)) from None
         return None
     if password_stdin and password_file:
         raise click.UsageError("--password-stdin and --password-file exclude each other")

@@ -63,6 +63,14 @@ def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["", ".", "/etc/shadow", "../shadow", "mail/../../shadow"])
+def test_a_secret_reference_names_a_file_in_the_directory(name: str) -> None:
+    """It is read within CREDENTIALS_DIR only; what cannot be there is told when it is given, not by each login."""
+    with pytest.raises(BadAccount, match="CREDENTIALS_DIR"):
+        made(credential=None, secret_ref=name)
+    assert made(credential=None, secret_ref="tenant/ada").secret_ref == "tenant/ada"
+
+
 def test_nothing_shows_the_password() -> None:
     assert "canary" not in repr(made())
 
