@@ -48,6 +48,8 @@ def extend(extension: Extension, names: Sequence[str]) -> None:
         module_name, _, attribute = name.partition(":")
         try:
             function = getattr(importlib.import_module(module_name), attribute or "extend")
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigurationError(f"WORKER_EXTENSIONS: {name} cannot be loaded: {error}") from None
+        except Exception as error:  # whatever a foreign module does at import
+            raise ConfigurationError(f"WORKER_EXTENSIONS: {name} cannot be loaded: {error}") from error
+        if not callable(function):
+            raise ConfigurationError(f"WORKER_EXTENSIONS: {name} is no function")
         function(extension)
