@@ -122,6 +122,7 @@ class JobGroup:
         if consumer is not None:
             await close_within(consumer.stop(), CLOSE_LIMIT_S)
         while not self._stopping:
+            self.read_at = time.monotonic()  # a broker that is away is no standstill
             try:
                 await self._join()
             except ServiceUnavailable as error:

@@ -164,10 +164,12 @@ class OwnerService:
     # --- reading ---------------------------------------------------------------------------------------------------
     async def _read(self) -> None:
         while not self._stopping:
+            self._read_at = time.monotonic()  # a broker that is away is no standstill
             try:
                 if self._changed.is_set() or self._consumer is None:
                     await self._changed.wait()
                     self._changed.clear()
+                    self._read_at = time.monotonic()
                     await self._assign()
                 if not self._open:
                     await self._changed.wait()

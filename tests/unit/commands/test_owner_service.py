@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
 from streams.commands import owner_service
@@ -84,6 +85,13 @@ class Consumer:
         return found
 
 
+class NoBroker(Consumer):
+    """Does not come as far as reading."""
+
+    async def start(self) -> None:
+        raise KafkaConnectionError("nobody answers")
+
+
 class Log:
     """A shard's log, in which `committing` says whether anything is committed."""
 
@@ -153,5 +161,23 @@ async def test_w15_what_was_under_way_is_read_again_when_the_shard_has_started_o
     try:
         await until(lambda: len(after.concluded()) == len(ids))
         assert after.concluded() == ids
+    finally:
+        await service.stop(1.0)
+
+
+async def test_w9_a_broker_that_is_away_when_the_first_shard_opens_is_no_standstill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that had no partitions for hours gets one: its accounts must not pay for a broker with a restart."""
+    monkeypatch.setattr(owner_service, "AIOKafkaConsumer", lambda **_: NoBroker(Topic()))
+    monkeypatch.setattr(owner_service, "ERROR_PAUSE_S", 0.01)
+    service = OwnerService(engine_settings(PARTITIONS=1), cast(AccountOperations, Looks()), NoopObserver())
+    await service.start()
+    await asyncio.sleep(0)
+    service._read_at -= 10 * owner_service.STANDSTILL_S
+    service.opened(Log(committing=True))
+    try:
+        await asyncio.sleep(0.05)
+        assert service.health().alive
     finally:
         await service.stop(1.0)
