@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from aiokafka import conn
@@ -23,8 +25,17 @@ class MendedConnection(conn.AIOKafkaConnection):  # type: ignore[misc]
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """See `AIOKafkaConnection`."""
-        try:
+        with self._closed_is_lost():
             return super().send(request, expect_response=expect_response)
+
+    def _send_sasl_token(self, payload: bytes, expect_response: bool = True) -> Any:
+        with self._closed_is_lost():
+            return super()._send_sasl_token(payload, expect_response=expect_response)
+
+    @contextlib.contextmanager
+    def _closed_is_lost(self) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:
             self.close(reason=conn.CloseReason.CONNECTION_BROKEN)
             raise KafkaConnectionError(f"Connection at {self.host}:{self.port} closed") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from aiokafka import conn
@@ -48,7 +50,17 @@ async def test_other_errors_are_none() -> None:
     assert not cancelled_from_elsewhere(TimeoutError())
 
 
-def test_s16_a_write_to_a_closed_connection_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda connection: connection.send(MetadataRequest([])),
+        lambda connection: connection._send_sasl_token(b"token"),
+    ],
+    ids=["request", "sasl"],
+)
+def test_s16_a_write_to_a_closed_connection_is_a_lost_connection(
+    write: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker resets it. uvloop raises a `RuntimeError` then, which would end aiokafka's routines for good."""
     monkeypatch.setattr(conn, "AIOKafkaConnection", conn.AIOKafkaConnection)
     mend_connections()
@@ -68,7 +80,7 @@ def test_s16_a_write_to_a_closed_connection_is_a_lost_connection(monkeypatch: py
             await asyncio.sleep(0)
             assert connection.connected(), "its own reader would tell in a moment"
             with pytest.raises(KafkaConnectionError):
-                connection.send(MetadataRequest([]))
+                write(connection)
             assert not connection.connected()
 
     loop = new_event_loop()
