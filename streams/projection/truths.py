@@ -30,12 +30,14 @@ class ProjectedTruths:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pool: Any = None
+        self._opening = asyncio.Lock()
 
     async def database(self, account_id: str) -> Places:
         """Places of the projection: flags by (mailbox id, uidvalidity, uid). Raises `ServiceUnavailable`."""
         with translated("reading places"):
-            if self._pool is None:
-                self._pool = await open_pool(self._settings.POSTGRES_DSN.get_secret_value(), 1)
+            async with self._opening:  # commands of several accounts ask at once
+                if self._pool is None:
+                    self._pool = await open_pool(self._settings.POSTGRES_DSN.get_secret_value(), 1)
             rows = await self._pool.fetch(_PLACES, UUID(account_id), timeout=_ANSWER_S)
         return {(r["mailbox_id"], r["uidvalidity"], r["uid"]): frozenset(r["flags"]) for r in rows}
 
