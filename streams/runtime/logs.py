@@ -19,6 +19,7 @@ from typing import Any, Final, TextIO
 
 import structlog
 
+from streams.errors import ConfigurationError
 from streams.runtime.log_limit import FloodFilter
 from streams.runtime.redaction import Redactor
 from streams.settings import Settings
@@ -49,9 +50,12 @@ Event = MutableMapping[str, Any]
 def configure_logs(
     settings: Settings, *, level: str | None = None, file: str | None = None, stream: TextIO | None = None
 ) -> None:
-    """Set logging up for this process. `level` and `file` override the settings (options of the command line)."""
+    """Set logging up for this process. `level` and `file` override the settings (options of the command line).
+
+    Raises `ConfigurationError` when the file cannot be written.
+    """
     threshold = _level(level or settings.LOG_LEVEL)
-    output: TextIO = Path(file).open("a", encoding="utf-8") if file else stream or sys.stderr  # noqa: SIM115 - kept open
+    output = _opened(file) if file else stream or sys.stderr
     as_json = settings.LOG_FORMAT == "json" or (settings.LOG_FORMAT == "auto" and not output.isatty())
     redactor = Redactor(_secrets(settings))
     shared: list[Any] = [
@@ -103,6 +107,13 @@ def configure_logs(
         logging.getLogger(name).setLevel(threshold if threshold < logging.INFO else max(threshold, logging.WARNING))
     for name in PINNED:
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
+
+
+def _opened(file: str) -> TextIO:
+    try:
+        return Path(file).open("a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--logfile: cannot write {file}: {error.strerror or error}") from None
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.errors import ConfigurationError
 from streams.runtime.context import ContextThreadPool, log_context
 from streams.runtime.log_limit import FloodFilter
 from streams.runtime.logs import PINNED, TALKATIVE, configure_logs
@@ -286,3 +288,10 @@ def test_logging_from_many_threads_loses_no_line(lines: Lines) -> None:
     for thread in threads:
         thread.join()
     assert len(lines.all()) == 200
+
+
+def test_w1_a_log_file_that_cannot_be_written_is_a_configuration_error(settings: Settings, tmp_path: Path) -> None:
+    before = list(logging.getLogger().handlers)
+    with pytest.raises(ConfigurationError, match="--logfile"):
+        configure_logs(settings, file=str(tmp_path / "no/such/directory/worker.log"))
+    assert logging.getLogger().handlers == before
