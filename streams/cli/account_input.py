@@ -249,4 +249,6 @@ def _text(name: str, value: Any) -> str:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise BadAccount(f"{name} must be text")
+    if "\N{REPLACEMENT CHARACTER}" in str(value):  # what the file is read with puts it in place of other bytes
+        raise BadAccount(f"{name} is not valid UTF-8")
     return str(value) if name in ("password", "refresh_token") else str(value).strip()

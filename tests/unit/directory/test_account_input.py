@@ -122,6 +122,21 @@ def test_a_line_with_text_that_cannot_be_stored_is_refused_alone(field: str, wro
     assert isinstance(found[2], AccountInput)
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_line_that_is_no_utf_8_is_refused_alone(form: str) -> None:
+    """Read with other characters in their place, it would be stored as another password."""
+    values = ("user", "u"), ("host", "h"), ("username", "n"), ("password", "p\xe4ss-canary")
+    text = (
+        ",".join(name for name, _ in values) + "\n" + ",".join(value for _, value in values) + "\n"
+        if form == "csv"
+        else json.dumps(dict(values), ensure_ascii=False) + "\n"
+    )
+    stream = io.TextIOWrapper(io.BytesIO(text.encode("latin-1")), encoding="utf-8-sig", errors="replace")
+    [(_, refused)] = read_file(stream)
+    assert isinstance(refused, BadAccount)
+    assert "canary" not in str(refused)
+
+
 def test_a_line_with_a_port_of_thousands_of_digits_is_refused_alone() -> None:
     text = f"user,host,username,password,port\nu,h,a,p,{'9' * 5000}\nu,h,b,p,143\n"
     found = dict(read_file(io.StringIO(text)))
