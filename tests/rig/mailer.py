@@ -140,6 +140,8 @@ class Mailer:
     def delete(self, folder: str) -> None:
         """Delete a folder with everything in it."""
         self._leave()
+        if folder in self._epochs:
+            self.journal.deleting.add(self._epochs[folder])
         self.connection.delete_folder(_wire(folder))
         if (epoch := self._epochs.pop(folder, None)) is not None:
             self.journal.observe_mailbox(epoch, {})

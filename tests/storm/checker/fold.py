@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.storm.checker.findings import Finding
@@ -51,6 +51,8 @@ class FoldedAccount:
     caught_up: int = 0
     nonsense: list[Finding] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    ended: list[tuple[Event, FoldedMailbox]] = field(default_factory=list)
+    """Each deletion and reset of a mailbox, and the mailbox as it was before."""
 
     def of_mailbox(self, mailbox_id: str) -> dict[int, FoldedPlace]:
         """UID → place, of the mailbox's present epoch."""
@@ -133,7 +135,9 @@ class Folder:
             mailbox.selectable = body.get("selectable", True)
 
     def _mailbox_deleted(self, event: Event, body: dict[str, Any]) -> None:
-        if self._known(event, body["mailbox_id"]) is not None:
+        mailbox = self._known(event, body["mailbox_id"])
+        if mailbox is not None:
+            self.state.ended.append((event, mailbox))
             del self.state.mailboxes[body["mailbox_id"]]
             self.state.places = {key: place for key, place in self.state.places.items() if key[0] != body["mailbox_id"]}
             self.state.unreadable = {key for key in self.state.unreadable if key[0] != body["mailbox_id"]}
@@ -143,6 +147,7 @@ class Folder:
         if mailbox is not None:
             if mailbox.uidvalidity is not None and mailbox.uidvalidity != body["previous_uidvalidity"]:
                 self.wrong(event, "reset_of_other_epoch", mailbox.uidvalidity, body["previous_uidvalidity"])
+            self.state.ended.append((event, replace(mailbox)))
             mailbox.uidvalidity = body["uidvalidity"]
             self.state.unreadable = {key for key in self.state.unreadable if key[0] != body["mailbox_id"]}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.storm.checker.findings import Finding
 from tests.storm.checker.fold import FoldedAccount
-from tests.storm.checker.server import ServerMailbox, canonical_flags
+from tests.storm.checker.server import ServerMailbox, canonical_flags, wire_key
 
 Spot = tuple[int, int]
 
@@ -29,6 +29,9 @@ class Journal:
 
     renamed: set[int] = field(default_factory=set)
     """Epochs of mailboxes that changed their name: their places left one name and came under another."""
+
+    deleting: set[int] = field(default_factory=set)
+    """Epochs of mailboxes that were to be deleted: a server which is stopped meanwhile may go either way."""
 
     def observe(self, server: Mapping[str, ServerMailbox]) -> None:
         """Take over all that the server shows: also settles what an interrupted action may have done."""
@@ -82,6 +85,29 @@ def explained(account: FoldedAccount, journal: Journal) -> Iterator[Finding]:
             where = (spot["uidvalidity"], spot["uid"])
             if where not in journal.destroyed and where[0] not in journal.renamed:
                 yield _unexplained(account, "invented_removal", spot["mailbox"], where, str(event))
+
+
+def ended(account: FoldedAccount, journal: Journal, server: Mapping[str, ServerMailbox]) -> Iterator[Finding]:
+    """No mailbox was told as deleted, or as numbered anew, that is still there under its name and numbering.
+
+    What is deleted or numbered anew never comes back with the same UIDVALIDITY. Mailboxes that were renamed are left
+    out: one that is seen under its new name first may be told as a new one and a deleted one, there and back again.
+    """
+    moving = journal.renamed | journal.deleting
+    for event, mailbox in account.ended:
+        there = server.get(wire_key(mailbox.wire_name))
+        if there is None or mailbox.uidvalidity != there.uidvalidity or mailbox.uidvalidity in moving:
+            continue
+        rule = "invented_deletion" if event.kind == "mailbox.deleted" else "invented_reset"
+        near = account.around(mailbox_id=mailbox.mailbox_id, most=6)
+        yield Finding(
+            rule,
+            account.account,
+            mailbox.name,
+            expected=f"still there, uidvalidity {there.uidvalidity}",
+            got=str(event),
+            around=near,
+        )
 
 
 def _unexplained(

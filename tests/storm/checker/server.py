@@ -50,6 +50,11 @@ class ServerMailbox:
     messages: dict[int, ServerMessage]
 
 
+def wire_key(wire_name: str) -> str:
+    """The name by which mailboxes are compared: INBOX may be written in any case (RFC 9051, 5.1)."""
+    return "INBOX" if wire_name.upper() == "INBOX" else wire_name
+
+
 def canonical_flags(flags: Any) -> frozenset[str]:
     """Flags for comparison: system flags are case-insensitive (RFC 9051, 2.3.2), `\\Recent` belongs to a session."""
     texts = (flag.decode("latin-1") if isinstance(flag, bytes) else str(flag) for flag in flags)
@@ -112,7 +117,7 @@ def _selectable(connection: imapclient.IMAPClient) -> Iterator[tuple[str, Any]]:
         if {attribute.lower() for attribute in attributes} & {b"\\noselect", b"\\nonexistent"}:
             continue
         wire = raw.decode("ascii") if isinstance(raw, bytes) else str(raw)
-        yield "INBOX" if wire.upper() == "INBOX" else wire, raw
+        yield wire_key(wire), raw
 
 
 def _read(login: Login) -> dict[str, ServerMailbox]:

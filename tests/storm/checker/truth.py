@@ -15,7 +15,7 @@ from tests.storm.checker.database import Database, every_text, read_database
 from tests.storm.checker.findings import Report
 from tests.storm.checker.fold import FoldedAccount, fold
 from tests.storm.checker.invitations import assignments, log_records, uninvited
-from tests.storm.checker.journal import Journal, explained, untouched
+from tests.storm.checker.journal import Journal, ended, explained, untouched
 from tests.storm.checker.log import Event, Kafka, Raw, read_events, read_raw
 from tests.storm.checker.secrets import leaks
 from tests.storm.checker.server import Login, ServerMailbox, listed, read_server
@@ -142,6 +142,8 @@ async def check(world: World) -> Seen:
                 report.add(untouched(name, world.journals[name], server))
             world.journals[name].observe(server)
             report.add(explained(folded, world.journals[name]))
+            if name not in world.stopped:  # of an account that was removed every mailbox is told as deleted
+                report.add(ended(folded, world.journals[name], server))
         report.count("messages", sum(len(mailbox.messages) for mailbox in server.values()))
         report.count("mailboxes", len(server))
     if database is not None:

@@ -16,7 +16,7 @@ from tests.storm.checker.database import Database, Row
 from tests.storm.checker.findings import Report, UntrueError
 from tests.storm.checker.fold import FoldedAccount, fold
 from tests.storm.checker.invitations import Assignment, assignments, log_records, uninvited
-from tests.storm.checker.journal import Journal, explained, untouched
+from tests.storm.checker.journal import Journal, ended, explained, untouched
 from tests.storm.checker.log import Event, Raw
 from tests.storm.checker.secrets import forms, leaks
 from tests.storm.checker.server import ServerMailbox, ServerMessage
@@ -237,6 +237,35 @@ def test_events_must_be_explained_by_the_script() -> None:
     assert list(explained(fine, journal)) == []
     invented = folded(discovered(), added(2), added(1), removed(2))
     assert [f.rule for f in explained(invented, journal)] == ["invented_place", "invented_flags", "invented_removal"]
+
+
+def deleted(**changes: Any) -> dict[str, Any]:
+    return {"type": "mailbox.deleted", **BOX, **changes}
+
+
+def test_a_mailbox_that_was_never_deleted_must_not_come_and_go() -> None:
+    """Told as deleted and found again with all its mail: in the end log, server and database agree."""
+    journal, now = Journal(), server(u1=there())
+    journal.observe(now)
+    again = {"mailbox_id": "b2"}
+    flap = folded(discovered(), added(1), deleted(), discovered(**again), added(1, **again))
+    assert flap.nonsense == [] and not list(explained(flap, journal)) and not list(rules.log_against_server(flap, now))
+    assert [f.rule for f in ended(flap, journal, now)] == ["invented_deletion"]
+    # of a mailbox that is really made anew, and of one that went under another name for a while, that is as it must be
+    assert not list(ended(flap, journal, server(EPOCH + 1, u1=there())))
+    for moving in (journal.renamed, journal.deleting):
+        moving.add(EPOCH)
+        assert not list(ended(flap, journal, now))
+        moving.clear()
+
+
+def test_a_reset_that_never_was_is_invented() -> None:
+    journal, now = Journal(), server(u1=there())
+    journal.observe(now)
+    same = folded(discovered(), added(1), reset(now=EPOCH), removed(1), added(1))
+    assert not list(rules.log_against_server(same, now))
+    assert [f.rule for f in ended(same, journal, now)] == ["invented_reset"]
+    assert not list(ended(folded(discovered(), added(1), reset()), journal, server(EPOCH + 1)))
 
 
 @pytest.mark.parametrize("before", ["", "a", "ab", "user\x00"])
