@@ -79,6 +79,10 @@ class Folder:
 
     def __init__(self, account: str) -> None:
         self.state = FoldedAccount(account)
+        self._left: set[PlaceKey] = set()
+        """Places told as given up since their mailbox was discovered, renamed or reset: UIDs are given once."""
+        self._renumbered: set[str] = set()
+        """Mailboxes whose UIDs came to mean other messages under the same UIDVALIDITY: there they are given again."""
 
     def wrong(self, event: Event, rule: str, expected: Any, got: Any) -> None:
         body = event.body
@@ -119,6 +123,9 @@ class Folder:
             body.get("uidvalidity"),
         )
 
+    def _forget_left(self, mailbox_id: str) -> None:
+        self._left = {key for key in self._left if key[0] != mailbox_id}
+
     def _known(self, event: Event, mailbox_id: str) -> FoldedMailbox | None:
         mailbox = self.state.mailboxes.get(mailbox_id)
         if mailbox is None:
@@ -133,12 +140,14 @@ class Folder:
             mailbox.name = body["mailbox"]
             mailbox.wire_name = body["wire_name"]
             mailbox.selectable = body.get("selectable", True)
+            self._forget_left(mailbox.mailbox_id)
 
     def _mailbox_deleted(self, event: Event, body: dict[str, Any]) -> None:
         mailbox = self._known(event, body["mailbox_id"])
         if mailbox is not None:
             self.state.ended.append((event, mailbox))
             del self.state.mailboxes[body["mailbox_id"]]
+            self._forget_left(mailbox.mailbox_id)
             self.state.places = {key: place for key, place in self.state.places.items() if key[0] != body["mailbox_id"]}
             self.state.unreadable = {key for key in self.state.unreadable if key[0] != body["mailbox_id"]}
 
@@ -148,7 +157,10 @@ class Folder:
             if mailbox.uidvalidity is not None and mailbox.uidvalidity != body["previous_uidvalidity"]:
                 self.wrong(event, "reset_of_other_epoch", mailbox.uidvalidity, body["previous_uidvalidity"])
             self.state.ended.append((event, replace(mailbox)))
+            if mailbox.uidvalidity == body["uidvalidity"]:
+                self._renumbered.add(mailbox.mailbox_id)
             mailbox.uidvalidity = body["uidvalidity"]
+            self._forget_left(mailbox.mailbox_id)
             self.state.unreadable = {key for key in self.state.unreadable if key[0] != body["mailbox_id"]}
 
     # --- messages
@@ -169,6 +181,8 @@ class Folder:
         key = _key(spot)
         if key in self.state.places:
             self.wrong(event, "place_twice", "a place that is free", self.state.places[key])
+        elif key in self._left:
+            self.wrong(event, "place_back", "a UID that was not given before", key)
         self.state.places[key] = place
         self.state.unreadable.discard(key)
 
@@ -180,8 +194,11 @@ class Folder:
                 self.state.unreadable.discard(key)
             else:
                 self.wrong(event, "place_unknown", "a place that is there", key)
-        elif place.message != message:
+            return None
+        if place.message != message:
             self.wrong(event, "other_message", place.message, message)
+        if key[0] not in self._renumbered:
+            self._left.add(key)
         return place
 
     def _message_added(self, event: Event, body: dict[str, Any]) -> None:

@@ -95,6 +95,8 @@ def test_a_sound_log_adds_up() -> None:
     ("rule", "bodies"),
     [
         ("place_twice", [discovered(), added(1), added(1)]),
+        ("place_back", [discovered(), added(1), removed(1), added(1), removed(1)]),
+        ("place_back", [discovered(), added(1), moved(1, 2), added(1), removed(1)]),
         ("place_unknown", [discovered(), removed(1)]),
         ("place_unknown", [discovered(), flagged(1, "m", ["a"], ["a"], [])]),
         ("other_message", [discovered(), added(1, "m"), removed(1, "n")]),
@@ -124,6 +126,14 @@ def test_case_109_gaps_repeats_and_strays_of_the_sequence() -> None:
     assert [f.rule for f in rules.sequences([*good, twice])] == ["sequence_repeated"]
     stray = Event(1, 1, 0, ACCOUNT, 4, "message.added", "one/7.1", added(3))
     assert [f.rule for f in rules.sequences([*good, stray])] == ["two_partitions"]
+
+
+def test_numbers_that_mean_something_else_now_may_come_again() -> None:
+    same = [reset(now=EPOCH), removed(1), removed(2), added(1), added(2)]
+    assert nonsense(discovered(), added(1), added(2), *same) == set()
+    other, back = EPOCH + 1, [reset(), moved(1, 1, to_era=EPOCH + 1)]
+    there_and_back = [*back, reset(other, EPOCH), moved(1, 1, era=other, to_era=EPOCH)]
+    assert nonsense(discovered(), added(1), *there_and_back) == set()
 
 
 @pytest.mark.parametrize(
