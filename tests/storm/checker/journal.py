@@ -23,7 +23,9 @@ class Journal:
 
     created: set[Spot] = field(default_factory=set)
     destroyed: set[Spot] = field(default_factory=set)
-    flags: defaultdict[Spot, set[frozenset[str]]] = field(default_factory=lambda: defaultdict(set))
+    flags: defaultdict[Spot, list[frozenset[str]]] = field(default_factory=lambda: defaultdict(list))
+    """All that a place ever had, in the order of time; each change of flags is looked at before the next is made."""
+
     now: dict[Spot, frozenset[str]] = field(default_factory=dict)
     """What the client last saw of each place that is still there."""
 
@@ -40,8 +42,7 @@ class Journal:
             for uid, message in mailbox.messages.items():
                 spot = (mailbox.uidvalidity, uid)
                 present.add(spot)
-                self.flags[spot].add(message.flags)
-                self.now[spot] = message.flags
+                self._has(spot, message.flags)
         self.created |= present
         self._gone(self.created - present)
 
@@ -50,9 +51,13 @@ class Journal:
         for uid, flags in present.items():
             spot = (uidvalidity, uid)
             self.created.add(spot)
-            self.flags[spot].add(flags)
-            self.now[spot] = flags
+            self._has(spot, flags)
         self._gone({spot for spot in self.created if spot[0] == uidvalidity and spot[1] not in present})
+
+    def _has(self, spot: Spot, flags: frozenset[str]) -> None:
+        self.now[spot] = flags
+        if self.flags[spot][-1:] != [flags]:
+            self.flags[spot].append(flags)
 
     def _gone(self, spots: Iterable[Spot]) -> None:
         for spot in spots:
@@ -61,7 +66,10 @@ class Journal:
 
 
 def explained(account: FoldedAccount, journal: Journal) -> Iterator[Finding]:
-    """No event for a change that never was."""
+    """No event for a change that never was. The flags of a place are told in the order in which it had them, too: a
+    change that is told late, after the one that took it back, never was.
+    """
+    told: dict[Spot, int] = {}
     for event in account.events:
         body = event.body
         match event.kind:
@@ -81,6 +89,13 @@ def explained(account: FoldedAccount, journal: Journal) -> Iterator[Finding]:
                 yield _unexplained(account, "invented_place", spot["mailbox"], where, str(event))
             elif flags not in journal.flags[where]:
                 yield _unexplained(account, "invented_flags", spot["mailbox"], where, str(event), sorted(flags))
+            elif flags not in journal.flags[where][told.get(where, 0) :]:
+                history = [sorted(each) for each in journal.flags[where]]
+                yield Finding(
+                    "flags_went_back", account.account, spot["mailbox"], where[1], history, sorted(flags), (str(event),)
+                )
+            else:
+                told[where] = journal.flags[where].index(flags, told.get(where, 0))
         for spot in left:
             where = (spot["uidvalidity"], spot["uid"])
             if where not in journal.destroyed and where[0] not in journal.renamed:

@@ -249,6 +249,25 @@ def test_events_must_be_explained_by_the_script() -> None:
     assert [f.rule for f in explained(invented, journal)] == ["invented_place", "invented_flags", "invented_removal"]
 
 
+def test_flags_must_be_told_in_the_order_in_which_they_were() -> None:
+    journal = Journal()
+    for flags in ((), ("\\seen",), ("\\flagged",), ("\\seen",)):
+        journal.observe(server(u1=there(*flags)))
+    seen, flagged_ = ["\\Seen"], ["\\Flagged"]
+    fine = folded(discovered(), added(1), flagged(1, "m", seen, seen, []))
+    whole = folded(discovered(), added(1, "m", *seen), flagged(1, "m", flagged_, flagged_, seen))
+    assert not list(explained(fine, journal)) and not list(explained(whole, journal))
+    # a change that was told is taken back and told again
+    back = folded(
+        discovered(),
+        added(1, "m", *flagged_),
+        flagged(1, "m", [], [], flagged_),
+        flagged(1, "m", seen, seen, []),
+    )
+    assert back.nonsense == [] and not list(rules.log_against_server(back, server(u1=there("\\seen"))))
+    assert [f.rule for f in explained(back, journal)] == ["flags_went_back"]
+
+
 def deleted(**changes: Any) -> dict[str, Any]:
     return {"type": "mailbox.deleted", **BOX, **changes}
 
