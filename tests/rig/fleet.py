@@ -7,7 +7,7 @@ import json
 import random
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,7 +101,7 @@ class Fleet:
         self.mailers: dict[str, Mailer] = {}
         self.users: dict[str, str] = {}
         self.versions: dict[str, int] = {}
-        self.secrets: list[str] = []
+        self.secrets: list[str] = self.environment["ENCRYPTION_KEYS"].split(",")
         self.commands: set[str] = set()
         self.jumps: list[Jump] = []
         self.watch = LogWatch(self.kafka)
@@ -264,9 +264,14 @@ class Fleet:
             commands=frozenset(self.commands),
             secrets=self.secrets,
             logs=[worker.log for worker in self.workers.values()],
+            outside=self._outside,
             jumps=self.jumps,
             stopped=frozenset(stopped),
         )
+
+    def _outside(self) -> Iterator[tuple[str, bytes]]:
+        for worker in self.workers.values():
+            yield from worker.outside()
 
     async def at_rest(
         self, *, within_s: float = REST_S, stopped: Iterable[str] = (), marker: bool = True, strict: bool = True

@@ -13,9 +13,11 @@ import sys
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from streams.local import launch
 from streams.local.ports import free_port
@@ -101,6 +103,22 @@ class Worker:
             return error.code, _parsed(error.read())
         except OSError:
             return 0, None
+
+    def outside(self) -> Iterator[tuple[str, bytes]]:
+        """All that others can see of it: its command lines, what its probes answer, its files. (What, content)."""
+        if self.running:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(self.pid)
+                for each in (process, *process.children(recursive=True)):
+                    yield f"command line of {self.name}", "\0".join(each.cmdline()).encode("utf-8", "surrogateescape")
+            for path in ("/health", "/ready", "/metrics"):
+                _, answer = self.probe(path)
+                text = answer if isinstance(answer, str) else json.dumps(answer)
+                yield f"{path} of {self.name}", text.encode("utf-8", "replace")
+        for file in sorted(self._data.rglob("*")):
+            with contextlib.suppress(OSError):  # RocksDB removes files as it goes on
+                if file.is_file():
+                    yield f"file {file.relative_to(self._data)} of {self.name}", file.read_bytes()
 
     def terminate(self) -> None:
         """SIGTERM; does not wait."""

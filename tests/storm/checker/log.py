@@ -97,6 +97,19 @@ async def partitions_of(kafka: Kafka, name: str) -> list[int]:
     return numbers
 
 
+async def topics_of(kafka: Kafka) -> list[str]:
+    """Names, without the prefix, of all topics that have it; of none without a prefix, since all would be meant."""
+    if not kafka.prefix:
+        return []
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        names = await admin.list_topics()
+    finally:
+        await admin.close()
+    return sorted(name.removeprefix(kafka.prefix) for name in names if name.startswith(kafka.prefix))
+
+
 async def read_raw(kafka: Kafka, name: str, *, committed: bool = True) -> AsyncIterator[Raw]:
     """Every record of a topic, partition by partition in order. A missing topic has no records."""
     topic = kafka.topic(name)

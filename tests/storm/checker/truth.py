@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from tests.storm.checker.findings import Report
 from tests.storm.checker.fold import FoldedAccount, fold
 from tests.storm.checker.invitations import assignments, log_records, uninvited
 from tests.storm.checker.journal import Journal, ended, explained, untouched
-from tests.storm.checker.log import Event, Kafka, Raw, read_events, read_raw
+from tests.storm.checker.log import Event, Kafka, Raw, read_events, read_raw, topics_of
 from tests.storm.checker.secrets import leaks
 from tests.storm.checker.server import Login, ServerMailbox, listed, read_server
 
@@ -54,6 +54,9 @@ class World:
     commands: frozenset[str] = frozenset()
     secrets: Sequence[str] = field(default=(), repr=False)
     logs: Sequence[Path] = ()
+    outside: Callable[[], Iterable[tuple[str, bytes]]] = tuple
+    """What processes show of themselves, asked for when secrets are looked for: command lines, probes, files."""
+
     jumps: Sequence[Jump] = ()
     """Wrong clocks of workers."""
 
@@ -164,12 +167,15 @@ async def check(world: World) -> Seen:
 
 
 async def _everywhere(world: World) -> AsyncIterator[tuple[str, bytes]]:
-    for topic in PUBLIC_TOPICS:
+    # Also those that nobody named beforehand: changelogs of the tables, what a later version may add.
+    for topic in sorted({*PUBLIC_TOPICS, *await topics_of(world.kafka)}):
         async for raw in read_raw(world.kafka, topic, committed=False):
             yield f"{topic} {raw.partition}@{raw.offset}", b"\n".join(_parts(raw))
     if world.dsn:
         for table, line in await every_text(world.dsn):
             yield f"table {table}", line.encode("utf-8", "surrogateescape")
+    for place in await asyncio.to_thread(lambda: list(world.outside())):
+        yield place
     for path in world.logs:
         if await asyncio.to_thread(path.exists):
             yield f"log {path.name}", await asyncio.to_thread(path.read_bytes)
