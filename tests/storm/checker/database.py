@@ -11,7 +11,10 @@ from tests.storm.checker.server import canonical_flags
 
 _MAILBOXES: Final = "SELECT account_id::text, mailbox_id, name, wire_name, selectable, uidvalidity FROM mail.mailboxes"
 _PLACES: Final = "SELECT account_id::text, mailbox_id, uidvalidity, uid, message_id, flags FROM mail.places"
-_MESSAGES: Final = "SELECT account_id::text, message_id FROM mail.messages"
+_CONTENTS: Final = """
+SELECT account_id::text, message_id, subject, internet_message_id, in_reply_to, "references", size, cleaned, truncated
+FROM mail.messages
+"""
 _UNREADABLE: Final = "SELECT account_id::text, mailbox_id, uidvalidity, uid FROM mail.unreadable"
 _ACCOUNTS: Final = "SELECT account_id::text, sequence FROM mail.accounts"
 _POSITIONS: Final = "SELECT topic, partition, next_offset FROM mail.positions"
@@ -35,6 +38,7 @@ class Database:
     mailboxes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     places: dict[str, dict[tuple[str, int, int], Row]] = field(default_factory=dict)
     messages: dict[str, set[str]] = field(default_factory=dict)
+    contents: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     unreadable: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)
     sequences: dict[str, int] = field(default_factory=dict)
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -52,7 +56,8 @@ async def read_database(dsn: str) -> Database:
                 key = (row["mailbox_id"], row["uidvalidity"], row["uid"])
                 place = Row(row["message_id"], canonical_flags(row["flags"]))
                 found.places.setdefault(row["account_id"], {})[key] = place
-            for row in await connection.fetch(_MESSAGES):
+            for row in await connection.fetch(_CONTENTS):
+                found.contents.setdefault(row["account_id"], {})[row["message_id"]] = dict(row)
                 found.messages.setdefault(row["account_id"], set()).add(row["message_id"])
             for row in await connection.fetch(_UNREADABLE):
                 key = (row["mailbox_id"], row["uidvalidity"], row["uid"])

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.storm.checker.findings import Finding
 from tests.storm.checker.log import Event
-from tests.storm.checker.server import canonical_flags
+from tests.storm.checker.server import canonical_flags, wire_key
 
 PlaceKey = tuple[str, int, int]
 """mailbox_id, uidvalidity, uid."""
@@ -29,6 +29,11 @@ class FoldedMailbox:
     wire_name: str
     selectable: bool
     uidvalidity: int | None
+
+    @property
+    def key(self) -> str:
+        """The name by which it is compared with the server's."""
+        return wire_key(self.wire_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,9 @@ class FoldedAccount:
     caught_up: int = 0
     nonsense: list[Finding] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    told: dict[str, Event] = field(default_factory=dict)
+    """The last `message.added` of each message."""
+
     ended: list[tuple[Event, FoldedMailbox]] = field(default_factory=list)
     """Each deletion and reset of a mailbox, and the mailbox as it was before."""
 
@@ -202,6 +210,8 @@ class Folder:
         return place
 
     def _message_added(self, event: Event, body: dict[str, Any]) -> None:
+        if not body.get("truncated") or body["message_id"] not in self.state.told:
+            self.state.told[body["message_id"]] = event
         self._enter(event, body, FoldedPlace(body["message_id"], canonical_flags(body.get("flags", ()))))
 
     def _message_moved(self, event: Event, body: dict[str, Any]) -> None:

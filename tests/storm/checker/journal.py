@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.storm.checker.findings import Finding
 from tests.storm.checker.fold import FoldedAccount
-from tests.storm.checker.server import ServerMailbox, canonical_flags, wire_key
+from tests.storm.checker.server import ServerMailbox, canonical_flags
 
 Spot = tuple[int, int]
 
@@ -110,7 +110,7 @@ def ended(account: FoldedAccount, journal: Journal, server: Mapping[str, ServerM
     """
     moving = journal.renamed | journal.deleting
     for event, mailbox in account.ended:
-        there = server.get(wire_key(mailbox.wire_name))
+        there = server.get(mailbox.key)
         if there is None or mailbox.uidvalidity != there.uidvalidity or mailbox.uidvalidity in moving:
             continue
         rule = "invented_deletion" if event.kind == "mailbox.deleted" else "invented_reset"

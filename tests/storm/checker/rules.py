@@ -10,7 +10,7 @@ from tests.storm.checker.database import Database
 from tests.storm.checker.findings import Finding
 from tests.storm.checker.fold import FoldedAccount, FoldedMailbox, by_partition
 from tests.storm.checker.log import Event, Raw
-from tests.storm.checker.server import ServerMailbox, wire_key
+from tests.storm.checker.server import ServerMailbox
 
 _NEAR = 4
 
@@ -93,7 +93,7 @@ def _by_wire_name(account: FoldedAccount) -> Iterator[tuple[str, FoldedMailbox] 
     for mailbox in account.mailboxes.values():
         if not mailbox.selectable:
             continue
-        wire = wire_key(mailbox.wire_name)
+        wire = mailbox.key
         if wire in names:
             yield Finding(
                 "name_twice",

@@ -14,6 +14,8 @@ import imapclient
 import imapclient.imap_utf7
 from imapclient.exceptions import IMAPClientAbortError, IMAPClientError
 
+from tests.storm.checker.header import Facts, facts
+
 _HEADER: Final = b"BODY[HEADER]"
 _ATTEMPTS: Final = 5
 _WINDOW: Final = 500
@@ -38,6 +40,8 @@ class ServerMessage:
 
     flags: frozenset[str]
     content: str | None
+    facts: Facts = field(default_factory=dict)
+    """What `message.added` must say of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ def _read_mailbox(connection: imapclient.IMAPClient, raw: bytes, wire: str, has_
     if has_ids:
         items.append("EMAILID")
     messages = {
-        uid: ServerMessage(canonical_flags(data[b"FLAGS"]), _content(data))
+        uid: ServerMessage(canonical_flags(data[b"FLAGS"]), _content(data), _facts(data))
         for uid, data in fetch(connection, uids, items).items()
     }
     name = imapclient.imap_utf7.decode(wire.encode("ascii"))
@@ -165,3 +169,7 @@ def _content(data: dict[bytes, Any]) -> str | None:
         return None
     digest = hashlib.sha256(header).hexdigest()
     return f"{data[b'RFC822.SIZE']}/{data[b'INTERNALDATE'].isoformat()}/{digest}"
+
+
+def _facts(data: dict[bytes, Any]) -> Facts:
+    return facts(data[b"RFC822.SIZE"], data[b"INTERNALDATE"], data.get(_HEADER) or b"")

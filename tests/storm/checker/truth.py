@@ -11,6 +11,7 @@ from typing import Final
 
 from tests.storm.checker import rules
 from tests.storm.checker.clocks import Jump
+from tests.storm.checker.content import messages_in_database, told_of_messages
 from tests.storm.checker.database import Database, every_text, read_database
 from tests.storm.checker.findings import Report
 from tests.storm.checker.fold import FoldedAccount, fold
@@ -139,6 +140,7 @@ async def check(world: World) -> Seen:
             # what is still in the log must be said to be set aside
             shown = {box.wire_name for box in folded.mailboxes.values() if box.name in aside.get(name, ())}
             report.add(rules.log_against_server(folded, server, unopened[name] & shown))
+            report.add(told_of_messages(folded, server))
             report.count("contradicted", len(unopened[name]))
         if name in world.journals:
             if world.scripts_at_rest:
@@ -152,6 +154,7 @@ async def check(world: World) -> Seen:
     if database is not None:
         for account in accounts.values():
             report.add(rules.log_against_database(account, database))
+            report.add(messages_in_database(account, database.contents.get(account.account, {})))
         report.add(rules.nothing_else_in_database(accounts, database))
         report.add(rules.positions(database, "mailbox.changes", events))
     if world.commands:
