@@ -45,6 +45,7 @@ class Event:
     kind: str
     writer: str | None
     body: dict[str, Any] = field(repr=False)
+    headers: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         shown = {
@@ -181,6 +182,7 @@ async def read_events(kafka: Kafka) -> tuple[list[Event], list[Raw]]:
                 kind=kind,
                 writer=raw.header("writer"),
                 body=body,
+                headers=raw.headers,
             )
         )
     return events, strange

@@ -78,14 +78,20 @@ def strange_records(records: Iterable[Raw]) -> Iterator[Finding]:
         )
 
 
-def headers_of_changes(events: Iterable[Event], records: Mapping[tuple[int, int], Raw]) -> Iterator[Finding]:
-    """CloudEvents attributes say the same as the record."""
+def headers_of_changes(events: Iterable[Event]) -> Iterator[Finding]:
+    """CloudEvents attributes and the number of the event say the same as the record, each once."""
     for event in events:
-        raw = records[event.partition, event.offset]
-        said = (raw.header("ce_id"), raw.header("ce_type"), raw.header("ce_specversion"))
-        meant = (f"{event.account}/{event.sequence}", event.kind, "1.0")
-        if said != meant:
-            yield Finding("headers", event.account, expected=meant, got=said)
+        meant = {
+            "ce_id": f"{event.account}/{event.sequence}",
+            "ce_type": event.kind,
+            "ce_specversion": "1.0",
+            "sequence": str(event.sequence),
+        }
+        said = {
+            name: [value.decode("utf-8", "replace") for key, value in event.headers if key == name] for name in meant
+        }
+        if said != {name: [value] for name, value in meant.items()}:
+            yield Finding("headers", event.account, expected=meant, got=said, around=(str(event),))
 
 
 def _by_wire_name(account: FoldedAccount) -> Iterator[tuple[str, FoldedMailbox] | Finding]:

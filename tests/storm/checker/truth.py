@@ -126,6 +126,7 @@ async def check(world: World) -> Seen:
     accounts = fold(events)
 
     report.add(rules.strange_records(strange))
+    report.add(rules.headers_of_changes(events))
     report.add(rules.sequences(events))
     report.add(rules.writers(events))
     given = assignments(await asyncio.to_thread(log_records, world.logs), world.jumps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,18 @@ def test_numbers_that_mean_something_else_now_may_come_again() -> None:
     other, back = EPOCH + 1, [reset(), moved(1, 1, to_era=EPOCH + 1)]
     there_and_back = [*back, reset(other, EPOCH), moved(1, 1, era=other, to_era=EPOCH)]
     assert nonsense(discovered(), added(1), *there_and_back) == set()
+
+
+def test_headers_must_say_what_the_record_says() -> None:
+    def told(**changes: str) -> Event:
+        said = {"ce_id": f"{ACCOUNT}/3", "ce_type": "message.added", "ce_specversion": "1.0", "sequence": "3"} | changes
+        headers = tuple((name, value.encode()) for name, value in said.items())
+        return Event(0, 9, 0, ACCOUNT, 3, "message.added", "one/7.1", added(1), headers)
+
+    assert list(rules.headers_of_changes([told()])) == []
+    wrong = [told(ce_id=f"{ACCOUNT}/2"), told(ce_type="message.moved"), told(sequence="4"), events(added(1))[0]]
+    assert [f.rule for f in rules.headers_of_changes(wrong)] == ["headers"] * 4
+    assert [f.rule for f in rules.headers_of_changes([replace(told(), headers=told().headers * 2)])] == ["headers"]
 
 
 @pytest.mark.parametrize(
