@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +16,13 @@ from aiokafka.errors import KafkaError
 from streams.local.ports import HOST
 from tests.rig.fleet import Fleet, running_fleet
 from tests.rig.letters import drawn
+from tests.storm.checker import rules
 from tests.storm.checker.findings import Finding, Report
 from tests.storm.checker.log import committed_offsets, read_raw
 from tests.storm.faults import Faults
 from tests.storm.scripts import Script
 from tests.storm.services import StormServices
-from tests.storm.talk import TOPICS, Talk
+from tests.storm.talk import NONSENSE, TOPICS, Talk
 
 REST_S: Final = 150.0
 """Everything must be true within this long after the last fault."""
@@ -229,11 +229,12 @@ async def _settled(fleet: Fleet, talk: Talk) -> list[Finding]:
         return fleet.commands - done
 
     async def letters_missing() -> dict[str, int]:
-        found: Counter[str] = Counter()
-        for topic in TOPICS:
-            async for _ in read_raw(fleet.kafka, f"{topic}.dlq"):
-                found[topic] += 1
-        return {topic: n - found[topic] for topic, n in talk.nonsense.items() if n > found[topic]}
+        missing = {}
+        for topic, number in talk.nonsense.items():
+            found = rules.origins([raw async for raw in read_raw(fleet.kafka, f"{topic}.dlq")])
+            if len(found) < number:
+                missing[topic] = number - len(found)
+        return missing
 
     async def behind() -> dict[str, tuple[int, int]]:
         group = f"{fleet.kafka.prefix}{fleet.environment.get('KAFKA_GROUP', 'mailstreams')}"
@@ -257,4 +258,6 @@ async def _settled(fleet: Fleet, talk: Talk) -> list[Finding]:
             await fleet.eventually(ask, lambda left: not left, within_s=90, what=what)
         except (AssertionError, KafkaError) as error:
             wrong.append(Finding(rule, expected=what, got=str(error)[:1500]))
+    for topic in TOPICS:
+        wrong.extend(rules.dead_letters([raw async for raw in read_raw(fleet.kafka, f"{topic}.dlq")], NONSENSE))
     return wrong

@@ -13,7 +13,15 @@ from streams.errors import MailstreamsError
 from tests.rig.fleet import Fleet
 
 COMMANDS: Final = ("sync_now", "sync_now", "resync", "verify")
-NONSENSE: Final = (b"no json", b"[]", b'{"account_id": 17}', b"\xff\xfe\x00", b'{"state": "live"}', b"{" * 2000)
+NONSENSE: Final = {
+    b"no json": "not_json",
+    b"[]": "schema",
+    b'{"account_id": 17}': "schema",
+    b"\xff\xfe\x00": "not_json",
+    b'{"state": "live"}': "schema",
+    b"{" * 2000: "not_json",
+}
+"""What is no record of any topic, and the reason it gets in the dead letters."""
 TOPICS: Final = ("account.state_changed", "user.active", "sync.commands")
 
 
@@ -75,5 +83,5 @@ class Talk:
                 await self.fleet.command(account, self._random.choice(COMMANDS))
             case "nonsense":
                 topic = self._random.choice(TOPICS)
-                await self.fleet.produce(topic, account, self._random.choice(NONSENSE))
+                await self.fleet.produce(topic, account, self._random.choice(list(NONSENSE)))
                 self.nonsense[topic] += 1

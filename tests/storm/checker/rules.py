@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
@@ -260,21 +261,42 @@ def positions(database: Database, topic: str, events: Iterable[Event]) -> Iterat
 
 
 def conclusions(records: Iterable[Raw], commands: Iterable[str]) -> Iterator[Finding]:
-    """W15: each command is concluded exactly once, and started before."""
-    import json
-
+    """W15: each command is concluded exactly once, a success has begun before, and nothing is told of it afterwards:
+    what begins once more has been done once more. `records` of a partition are in order.
+    """
     concluded: Counter[str] = Counter()
     started: set[str] = set()
     for raw in records:
         body = json.loads(raw.value or b"{}")
-        command = body.get("command_id")
-        if body.get("type") == "started":
-            started.add(command)
-        elif body.get("type") in ("success", "failure"):
+        command, kind = str(body.get("command_id")), body.get("type")
+        if kind in ("success", "failure"):
             concluded[command] += 1
+            if kind == "success" and command not in started:
+                yield Finding("not_begun", expected=f"{command}: started before", got=f"{raw.partition}@{raw.offset}")
+        elif concluded[command]:
+            yield Finding(
+                "after_conclusion", expected=f"{command}: concluded", got=f"{kind} at {raw.partition}@{raw.offset}"
+            )
+        elif kind == "started":
+            started.add(command)
     for command in commands:
         if concluded[command] != 1:
             yield Finding("conclusions", expected=f"{command}: one", got=concluded[command])
     for command, number in concluded.items():
         if number > 1:
             yield Finding("conclusions", expected=f"{command}: one", got=number)
+
+
+def dead_letters(letters: Iterable[Raw], bad: Mapping[bytes, str]) -> Iterator[Finding]:
+    """Nothing is in the dead letters but what was bad, for the reason that it has. `bad`: value → reason."""
+    for raw in letters:
+        wanted, got = bad.get(raw.value or b""), raw.header("dlq_reason")
+        if wanted != got:
+            where = f"{raw.topic} {raw.partition}@{raw.offset}"
+            what = f"{where}: {got}, {raw.header('dlq_error')}: {(raw.value or b'')[:80]!r}"
+            yield Finding("dead_letter", expected=wanted or "no dead letter: the record is valid", got=what)
+
+
+def origins(letters: Iterable[Raw]) -> set[tuple[str | None, str | None]]:
+    """Which records these letters are of: partition and offset. A record may lie in the dead letters twice."""
+    return {(raw.header("dlq_partition"), raw.header("dlq_offset")) for raw in letters}

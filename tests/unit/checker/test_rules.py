@@ -247,9 +247,25 @@ def test_w15_commands_are_concluded_once() -> None:
     def told(kind: str, command: str) -> Raw:
         return Raw("t", 0, 0, 0, b"", b'{"type": "%s", "command_id": "%s"}' % (kind.encode(), command.encode()), ())
 
-    log = [told("started", "a"), told("success", "a"), told("failure", "b"), told("success", "b")]
-    assert list(rules.conclusions(log[:2], ["a"])) == []
+    log = [told("started", "a"), told("success", "a"), told("failure", "b"), told("failure", "b")]
+    assert list(rules.conclusions(log[:3], ["a", "b"])) == []
     assert [f.expected for f in rules.conclusions(log, ["a", "c"])] == ["c: one", "b: one"]
+    assert [f.rule for f in rules.conclusions(log[1:2], ["a"])] == ["not_begun"]
+    for again in ("started", "progress"):
+        assert [f.rule for f in rules.conclusions([*log[:2], told(again, "a")], ["a"])] == ["after_conclusion"]
+
+
+def test_w13_only_what_is_bad_is_in_the_dead_letters() -> None:
+    def letter(value: bytes, reason: str, offset: str = "7") -> Raw:
+        headers = (("dlq_reason", reason.encode()), ("dlq_partition", b"0"), ("dlq_offset", offset.encode()))
+        return Raw("user.active.dlq", 0, 0, 0, b"", value, headers)
+
+    bad = {b"no json": "not_json", b"[]": "schema"}
+    assert list(rules.dead_letters([letter(b"no json", "not_json"), letter(b"[]", "schema")], bad)) == []
+    wrong = [letter(b"[]", "not_json"), letter(b'{"user_id": "u"}', "handler_failed")]
+    assert [f.expected for f in rules.dead_letters(wrong, bad)] == ["schema", "no dead letter: the record is valid"]
+    twice = [letter(b"[]", "schema"), letter(b"[]", "schema"), letter(b"[]", "schema", "9")]
+    assert rules.origins(twice) == {("0", "7"), ("0", "9")}
 
 
 def test_events_must_be_explained_by_the_script() -> None:
