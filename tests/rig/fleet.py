@@ -245,9 +245,11 @@ class Fleet:
         user = self.users[account]
         await self.produce("user.active", user, {"user_id": user, "source": source, "at": now()})
 
-    async def command(self, account: str, kind: str, topic: str = "sync.commands", **args: Any) -> str:
-        """Send a command; returns its id."""
-        command_id = f"c-{self.random.getrandbits(64):016x}"
+    async def command(
+        self, account: str, kind: str, topic: str = "sync.commands", *, command_id: str | None = None, **args: Any
+    ) -> str:
+        """Send a command, or one that was sent before again; returns its id."""
+        command_id = command_id or f"c-{self.random.getrandbits(64):016x}"
         self.commands.add(command_id)
         value = {"command_id": command_id, "account_id": account, "kind": kind, "args": args, "at": now()}
         await self.produce(topic, account, value)

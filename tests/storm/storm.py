@@ -30,6 +30,9 @@ REST_S: Final = 150.0
 LONGEST_END_S: Final = 900.0
 """Nothing of a storm comes later than this after its last fault."""
 
+CONTROL_TOPICS: Final = ("account.state_changed", "user.active", "account.heat", "user.accounts")
+"""What the workers' group reads. Positions in `sync.commands` are in the shards' mirrors: conclusions show them."""
+
 SETTINGS: Final = {
     "PARTITIONS": "6",
     "KAFKA_SESSION_TIMEOUT_S": "6",
@@ -238,15 +241,13 @@ async def _settled(fleet: Fleet, talk: Talk) -> list[Finding]:
 
     async def behind() -> dict[str, tuple[int, int]]:
         group = f"{fleet.kafka.prefix}{fleet.environment.get('KAFKA_GROUP', 'mailstreams')}"
-        committed = await committed_offsets(fleet.kafka, group)
         late: dict[str, tuple[int, int]] = {}
-        for topic in ("account.state_changed", "user.active"):
-            last: dict[int, int] = {}
-            async for raw in read_raw(fleet.kafka, topic, committed=False):
-                last[raw.partition] = raw.offset
-            for partition, offset in last.items():
-                if committed.get((topic, partition), 0) <= offset:
-                    late[f"{topic}/{partition}"] = (offset + 1, committed.get((topic, partition), 0))
+        for of, topics in ((group, CONTROL_TOPICS), (f"{group}.jobs", ("sync.jobs",))):
+            last: dict[tuple[str, int], int] = {}
+            for topic in topics:
+                async for raw in read_raw(fleet.kafka, topic, committed=False):
+                    last[topic, raw.partition] = raw.offset
+            late |= rules.offsets_behind(last, await committed_offsets(fleet.kafka, of))
         return late
 
     for rule, ask, what in (

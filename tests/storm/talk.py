@@ -1,4 +1,4 @@
-"""What other services say during a storm: sessions, states (repeated and overtaken too), commands, and nonsense."""
+"""What other services say during a storm: sessions, states (repeated and overtaken too), commands, jobs, nonsense."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError
 from streams.errors import MailstreamsError
 from tests.rig.fleet import Fleet
 
-COMMANDS: Final = ("sync_now", "sync_now", "resync", "verify")
+COMMANDS: Final = ("sync_now", "sync_now", "resync", "verify", "backfill")
 NONSENSE: Final = {
     b"no json": "not_json",
     b"[]": "schema",
@@ -22,7 +22,7 @@ NONSENSE: Final = {
     b"{" * 2000: "not_json",
 }
 """What is no record of any topic, and the reason it gets in the dead letters."""
-TOPICS: Final = ("account.state_changed", "user.active", "sync.commands")
+TOPICS: Final = ("account.state_changed", "user.active", "sync.commands", "sync.jobs")
 
 
 class Talk:
@@ -35,6 +35,8 @@ class Talk:
         self._random = random_
         self._pause_s = pause_s
         self._disabled: set[str] = set()
+        self._sent: list[tuple[str, str, str, str]] = []
+        """Commands: account, kind, topic, id."""
 
     async def run(self, over: asyncio.Event) -> None:
         """Talk until `over` is set; then every account is live again."""
@@ -58,8 +60,8 @@ class Talk:
     async def _one(self) -> None:
         account = self._random.choice(sorted(self.fleet.mailers))
         what = self._random.choices(
-            ("active", "disable", "enable", "repeat", "overtaken", "command", "nonsense"),
-            weights=(30, 6, 12, 8, 8, 20, 16),
+            ("active", "disable", "enable", "repeat", "overtaken", "command", "job", "again", "nonsense"),
+            weights=(30, 6, 12, 8, 8, 16, 4, 4, 16),
         )[0]
         self.said[what] += 1
         match what:
@@ -80,8 +82,17 @@ class Talk:
                 older = self._random.randint(1, self.fleet.versions[account] - 1)
                 await self.fleet.announce(account, self._random.choice(("live", "disabled")), version=older)
             case "command":
-                await self.fleet.command(account, self._random.choice(COMMANDS))
+                await self._command(account, self._random.choice(COMMANDS), "sync.commands")
+            case "job":
+                await self._command(account, "export", "sync.jobs")  # it may fail, and must be concluded
+            case "again" if self._sent:
+                account, kind, topic, command_id = self._random.choice(self._sent)
+                await self.fleet.command(account, kind, topic, command_id=command_id)
             case "nonsense":
                 topic = self._random.choice(TOPICS)
                 await self.fleet.produce(topic, account, self._random.choice(list(NONSENSE)))
                 self.nonsense[topic] += 1
+
+    async def _command(self, account: str, kind: str, topic: str) -> None:
+        command_id = await self.fleet.command(account, kind, topic)
+        self._sent.append((account, kind, topic, command_id))

@@ -300,3 +300,14 @@ def dead_letters(letters: Iterable[Raw], bad: Mapping[bytes, str]) -> Iterator[F
 def origins(letters: Iterable[Raw]) -> set[tuple[str | None, str | None]]:
     """Which records these letters are of: partition and offset. A record may lie in the dead letters twice."""
     return {(raw.header("dlq_partition"), raw.header("dlq_offset")) for raw in letters}
+
+
+def offsets_behind(
+    last: Mapping[tuple[str, int], int], committed: Mapping[tuple[str, int], int]
+) -> dict[str, tuple[int, int]]:
+    """Partitions whose group has not committed an offset behind the last record: (wanted, committed)."""
+    return {
+        f"{topic}/{partition}": (offset + 1, committed.get((topic, partition), 0))
+        for (topic, partition), offset in sorted(last.items())
+        if committed.get((topic, partition), 0) <= offset
+    }

@@ -255,6 +255,15 @@ def test_w15_commands_are_concluded_once() -> None:
         assert [f.rule for f in rules.conclusions([*log[:2], told(again, "a")], ["a"])] == ["after_conclusion"]
 
 
+def test_offsets_of_every_topic_and_partition_must_be_at_the_end() -> None:
+    last = {("user.active", 0): 4, ("account.heat", 1): 2, ("sync.jobs", 0): 0}
+    at_the_end = {("user.active", 0): 5, ("account.heat", 1): 3, ("sync.jobs", 0): 2}
+    assert rules.offsets_behind(last, at_the_end) == {}
+    behind = rules.offsets_behind(last, at_the_end | {("user.active", 0): 4} | {("account.heat", 1): 0})
+    assert behind == {"user.active/0": (5, 4), "account.heat/1": (3, 0)}
+    assert rules.offsets_behind({("sync.jobs", 0): 0}, {}) == {"sync.jobs/0": (1, 0)}
+
+
 def test_w13_only_what_is_bad_is_in_the_dead_letters() -> None:
     def letter(value: bytes, reason: str, offset: str = "7") -> Raw:
         headers = (("dlq_reason", reason.encode()), ("dlq_partition", b"0"), ("dlq_offset", offset.encode()))
