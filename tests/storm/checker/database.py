@@ -9,14 +9,18 @@ import asyncpg
 
 from tests.storm.checker.server import canonical_flags
 
-_MAILBOXES: Final = "SELECT account_id::text, mailbox_id, name, wire_name, selectable, uidvalidity FROM mail.mailboxes"
+_MAILBOXES: Final = """
+SELECT account_id::text, mailbox_id, name, wire_name, selectable, uidvalidity, delimiter, special_use,
+    backfilled_at IS NOT NULL AS backfilled
+FROM mail.mailboxes
+"""
 _PLACES: Final = "SELECT account_id::text, mailbox_id, uidvalidity, uid, message_id, flags FROM mail.places"
 _CONTENTS: Final = """
 SELECT account_id::text, message_id, subject, internet_message_id, in_reply_to, "references", size, cleaned, truncated
 FROM mail.messages
 """
 _UNREADABLE: Final = "SELECT account_id::text, mailbox_id, uidvalidity, uid FROM mail.unreadable"
-_ACCOUNTS: Final = "SELECT account_id::text, sequence FROM mail.accounts"
+_ACCOUNTS: Final = "SELECT account_id::text, sequence, caught_up_at IS NOT NULL AS caught_up FROM mail.accounts"
 _POSITIONS: Final = "SELECT topic, partition, next_offset FROM mail.positions"
 _STATES: Final = "SELECT account_id::text, state, reason, version FROM mailstreams.accounts"
 _TABLES: Final = "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
@@ -41,6 +45,7 @@ class Database:
     contents: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     unreadable: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)
     sequences: dict[str, int] = field(default_factory=dict)
+    caught_up: set[str] = field(default_factory=set)
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
@@ -62,7 +67,10 @@ async def read_database(dsn: str) -> Database:
             for row in await connection.fetch(_UNREADABLE):
                 key = (row["mailbox_id"], row["uidvalidity"], row["uid"])
                 found.unreadable.setdefault(row["account_id"], set()).add(key)
-            found.sequences = {row["account_id"]: row["sequence"] for row in await connection.fetch(_ACCOUNTS)}
+            for row in await connection.fetch(_ACCOUNTS):
+                found.sequences[row["account_id"]] = row["sequence"]
+                if row["caught_up"]:
+                    found.caught_up.add(row["account_id"])
             found.positions = {
                 (row["topic"], row["partition"]): row["next_offset"] for row in await connection.fetch(_POSITIONS)
             }

@@ -29,6 +29,9 @@ class FoldedMailbox:
     wire_name: str
     selectable: bool
     uidvalidity: int | None
+    delimiter: str | None = None
+    special_use: str | None = None
+    backfilled: bool = False
 
     @property
     def key(self) -> str:
@@ -129,6 +132,8 @@ class Folder:
             body["wire_name"],
             body.get("selectable", True),
             body.get("uidvalidity"),
+            body.get("delimiter"),
+            body.get("special_use"),
         )
 
     def _forget_left(self, mailbox_id: str) -> None:
@@ -148,6 +153,7 @@ class Folder:
             mailbox.name = body["mailbox"]
             mailbox.wire_name = body["wire_name"]
             mailbox.selectable = body.get("selectable", True)
+            mailbox.delimiter, mailbox.special_use = body.get("delimiter"), body.get("special_use")
             self._forget_left(mailbox.mailbox_id)
 
     def _mailbox_deleted(self, event: Event, body: dict[str, Any]) -> None:
@@ -258,7 +264,9 @@ class Folder:
             self.wrong(event, "caught_up_twice", 1, self.state.caught_up)
 
     def _backfill_completed(self, event: Event, body: dict[str, Any]) -> None:
-        self._known(event, body["mailbox_id"])
+        mailbox = self._known(event, body["mailbox_id"])
+        if mailbox is not None:
+            mailbox.backfilled = True
 
 
 def _key(spot: dict[str, Any]) -> PlaceKey:

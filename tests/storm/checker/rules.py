@@ -216,11 +216,14 @@ def log_against_database(account: FoldedAccount, database: Database) -> Iterator
             where = folded.name if folded else str(row["name"] if row else box)
             yield Finding("database_mailbox", name, where, None, folded and folded.name, row and row["name"])
             continue
-        said: dict[str, Any] = {"name": folded.name, "wire_name": folded.wire_name, "selectable": folded.selectable}
+        columns = ("name", "wire_name", "selectable", "delimiter", "special_use", "backfilled")
+        said: dict[str, Any] = {column: getattr(folded, column) for column in columns}
         shown = {key: row[key] for key in said}
         if shown != said and "\x00" not in folded.name:
             yield Finding("database_mailbox", name, folded.name, None, said, shown)
-        if folded.uidvalidity is not None and row["uidvalidity"] not in (folded.uidvalidity, None):
+        # What cannot be read tells an epoch, too, and no row of places comes of it.
+        unknown = row["uidvalidity"] is None and not account.of_mailbox(box)
+        if row["uidvalidity"] != folded.uidvalidity and not unknown:
             yield Finding("database_uidvalidity", name, folded.name, None, folded.uidvalidity, row["uidvalidity"])
     places = database.places.get(name, {})
     for key in sorted(account.places.keys() | places.keys()):
@@ -240,17 +243,26 @@ def log_against_database(account: FoldedAccount, database: Database) -> Iterator
         )
     if database.sequences.get(name) != account.sequence:
         yield Finding("database_sequence", name, expected=account.sequence, got=database.sequences.get(name))
+    if (name in database.caught_up) != bool(account.caught_up):
+        yield Finding("database_caught_up", name, expected=bool(account.caught_up), got=name in database.caught_up)
 
 
 def nothing_else_in_database(accounts: Iterable[str], database: Database) -> Iterator[Finding]:
     """The projection holds no account that the log does not."""
     known = set(accounts)
-    for account in sorted((database.places.keys() | database.mailboxes.keys() | database.sequences.keys()) - known):
+    there: set[str] = set()
+    for of in (database.places, database.mailboxes, database.sequences, database.messages, database.unreadable):
+        there.update(of)
+    for account in sorted(there - known):
         yield Finding("database_account", account, expected="not there", got="there")
 
 
-def positions(database: Database, topic: str, events: Iterable[Event]) -> Iterator[Finding]:
-    """At rest the projection stands behind the last event of every partition. `topic` is its name without prefix."""
+def positions(
+    database: Database, topic: str, events: Iterable[Event], ends: Mapping[int, int] | None = None
+) -> Iterator[Finding]:
+    """At rest the projection stands behind the last event of every partition, and not beyond the partition's end, where
+    it would pass over what comes. `topic` is its name without prefix; `ends` were read after the database.
+    """
     last: dict[int, int] = {}
     for event in events:
         last[event.partition] = max(event.offset, last.get(event.partition, -1))
@@ -258,6 +270,10 @@ def positions(database: Database, topic: str, events: Iterable[Event]) -> Iterat
         at = database.positions.get((topic, partition))
         if at is None or at <= offset:
             yield Finding("position", expected=f"{topic}/{partition} behind {offset}", got=at)
+    for partition, end in sorted((ends or {}).items()):
+        at = database.positions.get((topic, partition), 0)
+        if at > end:
+            yield Finding("position_ahead", expected=f"{topic}/{partition} at most {end}", got=at)
 
 
 def conclusions(records: Iterable[Raw], commands: Iterable[str]) -> Iterator[Finding]:

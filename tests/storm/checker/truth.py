@@ -17,7 +17,7 @@ from tests.storm.checker.findings import Report
 from tests.storm.checker.fold import FoldedAccount, fold
 from tests.storm.checker.invitations import assignments, log_records, uninvited
 from tests.storm.checker.journal import Journal, ended, explained, untouched
-from tests.storm.checker.log import Event, Kafka, Raw, read_events, read_raw, topics_of
+from tests.storm.checker.log import Event, Kafka, Raw, end_offsets, read_events, read_raw, topics_of
 from tests.storm.checker.secrets import leaks
 from tests.storm.checker.server import Login, ServerMailbox, listed, read_server
 
@@ -157,7 +157,8 @@ async def check(world: World) -> Seen:
             report.add(rules.log_against_database(account, database))
             report.add(messages_in_database(account, database.contents.get(account.account, {})))
         report.add(rules.nothing_else_in_database(accounts, database))
-        report.add(rules.positions(database, "mailbox.changes", events))
+        ends = await end_offsets(world.kafka, "mailbox.changes")
+        report.add(rules.positions(database, "mailbox.changes", events, ends))
     if world.commands:
         told = [raw async for raw in read_raw(world.kafka, "sync.command_events")]
         report.add(rules.conclusions(told, world.commands))

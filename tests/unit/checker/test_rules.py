@@ -204,6 +204,7 @@ def test_case_14_places_of_an_old_epoch_must_not_stay() -> None:
 
 def database(change: Callable[[Database], None] = lambda _: None) -> Database:
     row = {"name": "INBOX", "wire_name": "INBOX", "selectable": True, "uidvalidity": EPOCH}
+    row |= {"delimiter": None, "special_use": None, "backfilled": False}
     found = Database(
         mailboxes={ACCOUNT: {"b1": row}},
         places={ACCOUNT: {("b1", EPOCH, 1): Row("m", frozenset())}},
@@ -226,6 +227,10 @@ def database(change: Callable[[Database], None] = lambda _: None) -> Database:
         ("database_sequence", lambda d: d.sequences.update({ACCOUNT: 1})),
         ("database_mailbox", lambda d: d.mailboxes.clear()),
         ("database_uidvalidity", lambda d: d.mailboxes[ACCOUNT]["b1"].update(uidvalidity=1)),
+        ("database_uidvalidity", lambda d: d.mailboxes[ACCOUNT]["b1"].update(uidvalidity=None)),
+        ("database_mailbox", lambda d: d.mailboxes[ACCOUNT]["b1"].update(special_use="\\trash")),
+        ("database_mailbox", lambda d: d.mailboxes[ACCOUNT]["b1"].update(backfilled=True)),
+        ("database_caught_up", lambda d: d.caught_up.add(ACCOUNT)),
         ("database_unreadable", lambda d: d.unreadable.update({ACCOUNT: {("b1", EPOCH, 9)}})),
     ],
 )
@@ -241,6 +246,17 @@ def test_projection_must_stand_at_the_end_and_hold_nothing_else() -> None:
     last.append(Event(0, 12, 0, ACCOUNT, 1, "x", None, {}))
     assert [f.rule for f in rules.positions(database(), "mailbox.changes", last)] == ["position"]
     assert [f.rule for f in rules.nothing_else_in_database([], database())] == ["database_account"]
+    left_over = Database(messages={ACCOUNT: {"m"}})
+    assert [f.rule for f in rules.nothing_else_in_database([], left_over)] == ["database_account"]
+    assert list(rules.positions(database(), "mailbox.changes", [], {0: 12, 1: 0})) == []
+    assert [f.rule for f in rules.positions(database(), "mailbox.changes", [], {0: 11})] == ["position_ahead"]
+
+
+def test_what_a_rename_changes_besides_the_name_is_folded() -> None:
+    to = {"type": "mailbox.renamed", **BOX, "previous": "INBOX", "wire_name": "INBOX", "special_use": "\\trash"}
+    done = {"type": "backfill.completed", **BOX, "messages": 1}
+    box = folded(discovered(delimiter="/"), to, done).mailboxes["b1"]
+    assert (box.delimiter, box.special_use, box.backfilled) == (None, "\\trash", True)
 
 
 def test_w15_commands_are_concluded_once() -> None:
