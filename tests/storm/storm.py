@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,9 +17,10 @@ from aiokafka.errors import KafkaError
 from streams.local.ports import HOST
 from tests.rig.fleet import Fleet, running_fleet
 from tests.rig.letters import drawn
-from tests.storm.checker import rules
+from tests.storm.checker import database, rules, statuses
 from tests.storm.checker.findings import Finding, Report
 from tests.storm.checker.log import committed_offsets, read_raw
+from tests.storm.checker.truth import Seen
 from tests.storm.faults import Faults
 from tests.storm.scripts import Script
 from tests.storm.services import StormServices
@@ -30,6 +32,7 @@ REST_S: Final = 150.0
 LONGEST_END_S: Final = 900.0
 """Nothing of a storm comes later than this after its last fault."""
 
+STATUS_S: Final = 60.0
 CONTROL_TOPICS: Final = ("account.state_changed", "user.active", "account.heat", "user.accounts")
 """What the workers' group reads. Positions in `sync.commands` are in the shards' mirrors: conclusions show them."""
 
@@ -214,6 +217,7 @@ async def _rest(
         report.add(seen.report.findings)
         for name, number in seen.report.figures.items():
             report.count(name, number)
+        wrong.extend(await _statuses(fleet, seen))
     finally:
         report.add(wrong)
     return report
@@ -262,3 +266,19 @@ async def _settled(fleet: Fleet, talk: Talk) -> list[Finding]:
     for topic in TOPICS:
         wrong.extend(rules.dead_letters([raw async for raw in read_raw(fleet.kafka, f"{topic}.dlq")], NONSENSE))
     return wrong
+
+
+async def _statuses(fleet: Fleet, seen: Seen) -> list[Finding]:
+    """What is said of the accounts is so. A status comes with the end of a look, so that it is waited for."""
+
+    async def wrong() -> list[Finding]:
+        told = statuses.latest([raw async for raw in read_raw(fleet.kafka, "account.sync_status")])
+        stale = [*statuses.stale(told, seen.accounts, fleet.mailers)]
+        return stale or [*statuses.stale_rows(told, await database.statuses(fleet.dsn))]
+
+    found = [Finding("stale_status", expected="statuses that can be read", got=f"none within {STATUS_S:g} s")]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STATUS_S):
+            while found := await wrong():
+                await asyncio.sleep(1.0)
+    return found

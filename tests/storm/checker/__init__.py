@@ -7,6 +7,7 @@ consumer and `json`, the database with SQL. What it proves is therefore not an a
     fold.py                                             what the log adds up to, and events that make no sense
     header.py, content.py                               what is told of a message is what its header says
     rules.py                                            what must hold between them
+    statuses.py                                         what is said of accounts is still so
     journal.py                                          what a script did, so that each event can be explained
     secrets.py                                          what must be nowhere
     truth.py                                            all of it, in one call

@@ -23,6 +23,9 @@ _UNREADABLE: Final = "SELECT account_id::text, mailbox_id, uidvalidity, uid FROM
 _ACCOUNTS: Final = "SELECT account_id::text, sequence, caught_up_at IS NOT NULL AS caught_up FROM mail.accounts"
 _POSITIONS: Final = "SELECT topic, partition, next_offset FROM mail.positions"
 _STATES: Final = "SELECT account_id::text, state, reason, version FROM mailstreams.accounts"
+_STATUSES: Final = """
+SELECT account_id::text, phase, worker, partition, tier, mailboxes, messages FROM mail.sync_status
+"""
 _TABLES: Final = "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
 _OF_POSTGRES: Final = frozenset({"pg_catalog", "information_schema"})
 
@@ -84,6 +87,15 @@ async def account_states(dsn: str) -> dict[str, dict[str, Any]]:
     connection = await asyncpg.connect(dsn, timeout=30, command_timeout=60)
     try:
         return {row["account_id"]: dict(row) for row in await connection.fetch(_STATES)}
+    finally:
+        await connection.close()
+
+
+async def statuses(dsn: str) -> dict[str, dict[str, Any]]:
+    """What the projection has of `account.sync_status`, by account."""
+    connection = await asyncpg.connect(dsn, timeout=30, command_timeout=60)
+    try:
+        return {row["account_id"]: dict(row) for row in await connection.fetch(_STATUSES)}
     finally:
         await connection.close()
 

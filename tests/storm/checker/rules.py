@@ -51,7 +51,7 @@ def writers(events: Iterable[Event]) -> Iterator[Finding]:
             if event.writer == current and current is not None:
                 continue
             rule, wanted = "", ""
-            fence = _fence(event.writer)
+            fence = fence_of(event.writer)
             if fence is None:
                 rule, wanted = "no_writer", "a header `writer`: worker/id.epoch"
             elif event.writer in ended:
@@ -66,7 +66,8 @@ def writers(events: Iterable[Event]) -> Iterator[Finding]:
             highest = max(highest, fence or ())
 
 
-def _fence(writer: str | None) -> tuple[int, ...] | None:
+def fence_of(writer: str | None) -> tuple[int, ...] | None:
+    """Kafka's producer id and epoch out of a header `writer`: worker/id.epoch. None: it is none."""
     numbers = (writer or "").rpartition("/")[2].split(".")
     return tuple(int(number) for number in numbers) if all(number.isdigit() for number in numbers) else None
 
