@@ -64,7 +64,9 @@ def assignments(records: Iterable[dict[str, Any]], jumps: Sequence[Jump] = ()) -
 
 
 def uninvited(events: Iterable[Event], given: Sequence[Assignment], jumps: Sequence[Jump] = ()) -> Iterator[Finding]:
-    """Writers that began in an older generation than another worker had been given the partition in."""
+    """Writers that began in an older generation than another worker had been given the partition in, or in the same one
+    without having been given it.
+    """
     for partition, ordered in by_partition(events):
         begun: set[str | None] = set()
         for event in ordered:
@@ -73,17 +75,33 @@ def uninvited(events: Iterable[Event], given: Sequence[Assignment], jumps: Seque
             begun.add(event.writer)
             worker = (event.writer or "").rpartition("/")[0]
             at_ms = right_ms(worker, event.timestamp_ms, jumps)
-            mine = [a.generation for a in given if a.worker == worker and a.at_ms <= at_ms]
+            mine = [a for a in given if a.worker == worker and a.at_ms <= at_ms]
             others = [
                 a
                 for a in given
                 if a.worker != worker and partition in a.partitions and a.at_ms + _ON_THE_WAY_MS < at_ms
             ]
             newest = max(others, key=lambda a: a.generation, default=None)
-            if mine and newest is not None and max(mine) < newest.generation:
+            if not mine or newest is None:
+                continue
+            known = max(mine, key=lambda a: a.generation)
+            # Of one generation it knows that the partition is another's; but a later one, of which its own line was
+            # lost on a full disk, may have given it the partition.
+            refused = known.generation == newest.generation and partition not in known.partitions
+            later = any(a.generation > newest.generation and a.at_ms <= at_ms for a in given)
+            if known.generation < newest.generation or (refused and not later):
                 yield Finding(
                     "uninvited_writer",
                     event.account,
                     expected=f"partition {partition} is {newest.worker}'s since generation {newest.generation}",
                     got=str(event),
                 )
+
+
+def nobody_invited(events: Iterable[Event], given: Sequence[Assignment], logs: Sequence[Path]) -> Iterator[Finding]:
+    """Where workers have logs and something was written, somebody was given a partition: else their lines read
+    otherwise than this module expects, and `uninvited` could find nothing.
+    """
+    first = next(iter(events), None)
+    if first is not None and any(path.exists() for path in logs) and not given:
+        yield Finding("no_assignments", expected="assignments in the workers' logs", got=f"none, and {first}")

@@ -15,7 +15,7 @@ from tests.storm.checker.content import messages_in_database, told_of_messages
 from tests.storm.checker.database import Database, every_text, read_database
 from tests.storm.checker.findings import Report
 from tests.storm.checker.fold import FoldedAccount, fold
-from tests.storm.checker.invitations import assignments, log_records, uninvited
+from tests.storm.checker.invitations import assignments, log_records, nobody_invited, uninvited
 from tests.storm.checker.journal import Journal, ended, explained, untouched
 from tests.storm.checker.log import Event, Kafka, Raw, end_offsets, read_events, read_raw, topics_of
 from tests.storm.checker.secrets import leaks
@@ -130,6 +130,7 @@ async def check(world: World) -> Seen:
     report.add(rules.sequences(events))
     report.add(rules.writers(events))
     given = assignments(await asyncio.to_thread(log_records, world.logs), world.jumps)
+    report.add(nobody_invited(events, given, world.logs))
     report.add(uninvited(events, given, world.jumps))
     for account in accounts.values():
         report.add(account.nonsense)

@@ -16,7 +16,7 @@ from tests.storm.checker.clocks import Jump
 from tests.storm.checker.database import Database, Row
 from tests.storm.checker.findings import Report, UntrueError
 from tests.storm.checker.fold import FoldedAccount, fold
-from tests.storm.checker.invitations import Assignment, assignments, log_records, uninvited
+from tests.storm.checker.invitations import Assignment, assignments, log_records, nobody_invited, uninvited
 from tests.storm.checker.journal import Journal, ended, explained, untouched
 from tests.storm.checker.log import Event, Raw
 from tests.storm.checker.secrets import forms, leaks
@@ -386,6 +386,26 @@ def test_s3_a_writer_of_an_older_generation_is_uninvited() -> None:
     assert [f.rule for f in uninvited([*rightful, sleeper], given)] == ["uninvited_writer"]
     again = [*given, Assignment(19_000, "one", 3, frozenset({0, 1}))]
     assert list(uninvited([*rightful, sleeper], again)) == []
+
+
+def test_s3_a_writer_of_a_partition_that_another_was_given_is_uninvited() -> None:
+    """In one generation, too: it heard that the partition is not its own, and fenced the owner all the same."""
+    given = [Assignment(1000, "one", 4, frozenset({1})), Assignment(1000, "two", 4, frozenset({0}))]
+    log = [Event(0, 1, 2000, ACCOUNT, 1, "x", "two/7.0", {}), Event(0, 2, 9000, ACCOUNT, 2, "x", "one/7.1", {})]
+    assert [f.rule for f in uninvited(log, given)] == ["uninvited_writer"]
+    assert list(uninvited(log, [*given, Assignment(8000, "one", 5, frozenset({0, 1}))])) == []
+    assert list(uninvited(log, [*given, Assignment(8000, "two", 5, frozenset({1}))])) == [], "a line was lost"
+    soon = [log[0], Event(0, 2, 5000, ACCOUNT, 2, "x", "one/7.1", {})]
+    assert list(uninvited(soon, given)) == [], "a fence that was on its way"
+
+
+def test_logs_without_assignments_prove_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "one.log"
+    assert list(nobody_invited(events(added(1)), [], [log])) == []
+    log.write_text('{"event": "given partitions 0 and 1", "worker": "one"}\n')
+    given = assignments(log_records([log]))
+    assert [f.rule for f in nobody_invited(events(added(1)), given, [log])] == ["no_assignments"]
+    assert list(nobody_invited([], given, [log])) == []
 
 
 def test_a_wrong_clock_makes_nobody_uninvited() -> None:
