@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError
 from streams.local.ports import HOST
 from tests.rig.fleet import Fleet, running_fleet
 from tests.rig.letters import drawn
+from tests.rig.worker import Worker
 from tests.storm.checker import database, rules, statuses
 from tests.storm.checker.findings import Finding, Report
 from tests.storm.checker.log import committed_offsets, read_raw
@@ -219,8 +220,18 @@ async def _rest(
             report.count(name, number)
         wrong.extend(await _statuses(fleet, seen))
     finally:
+        wrong.extend(ended(fleet.workers.values()))
         report.add(wrong)
     return report
+
+
+def ended(workers: Iterable[Worker]) -> list[Finding]:
+    """Workers that have ended although nothing was broken since they were ready: others took over, which hides it."""
+    return [
+        Finding("worker_died", expected="a running worker", got=f"{worker.name}: {worker.tail(3)}")
+        for worker in workers
+        if not worker.running
+    ]
 
 
 async def _settled(fleet: Fleet, talk: Talk) -> list[Finding]:

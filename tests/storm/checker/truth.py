@@ -166,6 +166,9 @@ async def check(world: World) -> Seen:
         report.count("commands", len(world.commands))
     if world.secrets:
         report.add(leaks(world.secrets, [place async for place in _everywhere(world)]))
+    # Allowed, and worth a look when there are many: what was missed at first, and what the product could not read.
+    report.count("repaired", sum(event.body.get("origin") == "repair" for event in events))
+    report.count("unreadable", sum(len(account.unreadable) for account in accounts.values()))
     report.count("events", len(events))
     report.count("accounts", len(servers))
     report.count("writers", len({(event.partition, event.writer) for event in events}))
