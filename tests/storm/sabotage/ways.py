@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
+import msgspec
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from pyroaring import BitMap
 
@@ -18,6 +20,7 @@ from streams.agents import membership
 from streams.contracts import mailbox as events
 from streams.imap import connection as imap_connection
 from streams.imap.credentials import Secret
+from streams.projection import fold as projection_fold
 from streams.projection import tables
 from streams.settings import Settings
 from streams.sync import log as shard_log
@@ -96,6 +99,40 @@ def _double_an_event() -> None:
     _patch(state.AccountState, "emit", emit)
 
 
+def _lose_references() -> None:
+    original = state.AccountState.emit
+
+    def emit(self: Any, told: type[events.Change], **fields: Any) -> None:
+        if told is events.MessageAdded:
+            fields["headers"] = msgspec.structs.replace(fields["headers"], in_reply_to=(), references=())
+        original(self, told, **fields)
+
+    _patch(state.AccountState, "emit", emit)
+
+
+def _flicker_flags() -> None:
+    """As of two connections of which the slower one is believed last, until the next look."""
+    original = state.AccountState.emit
+
+    def emit(self: Any, told: type[events.Change], **fields: Any) -> None:
+        original(self, told, **fields)
+        if told is events.MessageFlagsChanged:
+            before = tuple(sorted((set(fields["flags"]) - set(fields["added"])) | set(fields["removed"])))
+            original(self, told, **{**fields, "flags": before, "added": fields["removed"], "removed": fields["added"]})
+            original(self, told, **fields)
+
+    _patch(state.AccountState, "emit", emit)
+
+
+def _lose_ids_in_rows() -> None:
+    original = projection_fold.message_row
+
+    def message_row(event: events.MessageAdded, *, cleaned: bool = False) -> Any:
+        return msgspec.structs.replace(original(event, cleaned=cleaned), internet_message_id=None)
+
+    _patch(projection_fold, "message_row", message_row)
+
+
 def _write_without_fencing() -> None:
     original = Settings.transactional_id
 
@@ -147,6 +184,17 @@ def _leak_a_password() -> None:
     def reveal(self: Secret) -> str:
         text = original(self)
         sys.stderr.write(f"AUTHENTICATE {base64.b64encode(b'user' + text.encode()).decode()}\n")
+        return text
+
+    _patch(Secret, "reveal", reveal)
+
+
+def _leak_to_disk() -> None:
+    original = Secret.reveal
+
+    def reveal(self: Secret) -> str:
+        text = original(self)
+        Path("last-login").write_text(text)  # in the directory of the worker's data
         return text
 
     _patch(Secret, "reveal", reveal)
@@ -205,6 +253,19 @@ def _conclude_twice() -> None:
     def submit(self: Any, batch: shard_log.Batch) -> Any:
         again = [r for r in batch.records if r.topic.endswith("command_events") and b'"success"' in (r.value or b"")]
         return original(self, replace(batch, records=[*batch.records, *again]))
+
+    _patch(shard_log.ShardLog, "submit", submit)
+
+
+def _begin_again() -> None:
+    original = shard_log.ShardLog.submit
+
+    def submit(self: Any, batch: shard_log.Batch) -> Any:
+        told = [r for r in batch.records if r.topic.endswith("command_events")]
+        if any(b'"success"' in (r.value or b"") for r in told):
+            again = [replace(r, value=(r.value or b"").replace(b'"success"', b'"started"')) for r in told[-1:]]
+            batch = replace(batch, records=[*batch.records, *again])
+        return original(self, batch)
 
     _patch(shard_log.ShardLog, "submit", submit)
 
@@ -272,5 +333,12 @@ WAYS: Final[dict[str, Way]] = {
     ),
     "leak-password": Way("a password is logged in base64", _leak_a_password, frozenset({"secret_leaked"})),
     "conclude-twice": Way("a command is concluded twice", _conclude_twice, frozenset({"conclusions"}), "command"),
+    "begin-again": Way(
+        "a command begins again after its conclusion", _begin_again, frozenset({"after_conclusion"}), "command"
+    ),
+    "lose-references": Way("messages are told without their threads", _lose_references, frozenset({"content"})),
+    "flicker-flags": Way("flags go back and forth", _flicker_flags, frozenset({"flags_went_back"})),
+    "lose-ids-in-rows": Way("rows of messages lack a value", _lose_ids_in_rows, frozenset({"database_content"})),
+    "leak-to-disk": Way("a password is left on the disk", _leak_to_disk, frozenset({"secret_leaked"})),
     "mark-as-read": Way("syncing sets \\Seen", _mark_as_read, frozenset({"mail_was_changed", "invented_flags"})),
 }
