@@ -15,6 +15,9 @@ from typing import Final
 
 import psutil
 
+from streams.local.dovecot import Dovecot
+from streams.local.kafka import Kafka
+from streams.local.postgres import Postgres
 from tests.rig.fleet import Fleet
 from tests.rig.worker import Worker
 from tests.storm.checker.clocks import Jump
@@ -170,12 +173,23 @@ class Faults:
     async def _kill_kafka(self) -> None:
         await self._service("kill -9 Kafka", self._services.kafka.kill, self._services.kafka.start)
 
-    async def _pause_kafka(self) -> None:
+    async def _pause(self, what: str, server: Kafka | Postgres | Dovecot) -> None:
+        """It answers nobody, and its connections stay open."""
         wait = self._random.uniform(1, self._session_s * 2)
-        self._told("SIGSTOP Kafka", f"SIGCONT after {wait:.1f} s")
-        self._services.kafka.pause()
+        self._told(f"SIGSTOP {what}", f"SIGCONT after {wait:.1f} s")
+        server.pause()
         await asyncio.sleep(wait)
-        self._services.kafka.resume()
+        server.resume()
+
+    async def _pause_kafka(self) -> None:
+        await self._pause("Kafka", self._services.kafka)
+
+    async def _pause_postgres(self) -> None:
+        await self._pause("PostgreSQL", self._services.postgres)
+
+    async def _pause_mail(self) -> None:
+        kind = self._random.choice(sorted(self._services.mail))
+        await self._pause(f"Dovecot {kind}", self._services.mail[kind])
 
     async def _stop_postgres(self) -> None:
         await self._service("stop PostgreSQL", self._services.postgres.stop, self._services.postgres.start)
@@ -229,7 +243,9 @@ class Faults:
         (_pause_kafka, 3),
         (_stop_postgres, 3),
         (_kill_postgres, 3),
+        (_pause_postgres, 2),
         (_stop_mail, 3),
         (_kill_mail, 3),
+        (_pause_mail, 2),
         (_network, 24),
     )
