@@ -97,7 +97,7 @@ class Folder:
 
     def wrong(self, event: Event, rule: str, expected: Any, got: Any) -> None:
         body = event.body
-        spot = body.get("from") or body
+        spot = body["from"] if isinstance(body.get("from"), dict) else body
         near = self.state.around(mailbox_id=spot.get("mailbox_id"), uid=spot.get("uid"), most=6)
         self.state.nonsense.append(
             Finding(
@@ -118,8 +118,12 @@ class Folder:
         handler = getattr(self, "_" + event.kind.replace(".", "_"), None)
         if handler is None:
             self.wrong(event, "unknown_event", "a documented type", event.kind)
-        else:
+            return
+        try:
             handler(event, event.body)
+        except (KeyError, TypeError, AttributeError) as error:
+            # Found instead of raised: the checker goes on, and tells everything else that is wrong.
+            self.wrong(event, "incomplete_event", "an event with all that its type needs", repr(error))
 
     # --- mailboxes
 

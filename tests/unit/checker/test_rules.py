@@ -109,6 +109,8 @@ def test_a_sound_log_adds_up() -> None:
         ("mailbox_unknown", [added(1)]),
         ("reset_of_other_epoch", [discovered(), reset(previous=3)]),
         ("unknown_event", [discovered(type="mailbox.painted")]),
+        ("incomplete_event", [discovered(), {"type": "message.removed", **BOX, "uid": 1, "message_id": "m"}]),
+        ("incomplete_event", [discovered(), {"type": "message.moved", "message_id": "m", "to": added(1)}]),
         ("unreadable_but_there", [discovered(), added(1), added(1, type="message.unreadable")]),
         ("caught_up_twice", [{"type": "account.caught_up"}, {"type": "account.caught_up"}]),
         ("renamed_from_elsewhere", [discovered(), discovered(type="mailbox.renamed", previous="Sent")]),
