@@ -21,8 +21,23 @@ from streams.sync.state import MailboxState
 
 UNSTABLE_LIMIT = 3
 """UIDVALIDITY changes in a row, without a quiet look between them, after which a mailbox is set aside."""
+OPENINGS = 4
+"""Openings after which a UIDVALIDITY that was another one each time is random."""
 SPOT_CHECKS = 3
 SPOT_CHECKS_IN_DOUBT = 30
+
+
+async def opened_twice_alike(session: ImapSession, wire_name: bytes, selected: Selected) -> Selected:
+    """Opens a mailbox again until it tells the same UIDVALIDITY twice in a row: a new one is believed then.
+
+    It may change between two openings, once. Raises `MailboxUnusable` where it does each time.
+    """
+    for _ in range(OPENINGS):
+        again = await session.examine(wire_name)
+        if again.uidvalidity == selected.uidvalidity:
+            return again
+        selected = again
+    raise MailboxUnusable("its UIDVALIDITY changes each time it is opened", code="uidvalidity_unstable")
 
 
 async def first_visit(ctx: PassContext, session: ImapSession, box: MailboxState, selected: Selected) -> None:
@@ -30,9 +45,8 @@ async def first_visit(ctx: PassContext, session: ImapSession, box: MailboxState,
     uidvalidity = selected.uidvalidity or 0
     if record.uidvalidity is not None and record.uidvalidity != uidvalidity:
         # Made anew since it was listed, or the list told another one than the mailbox itself.
-        selected = await session.examine(record.wire_name)
-        if (selected.uidvalidity or 0) != uidvalidity:
-            raise MailboxUnusable("its UIDVALIDITY changes each time it is opened", code="uidvalidity_unstable")
+        selected = await opened_twice_alike(session, record.wire_name, selected)
+        uidvalidity = selected.uidvalidity or 0
     top = await _top(ctx, session, selected)  # may fail: nothing has been told or changed before
     if record.uidvalidity is not None and record.uidvalidity != uidvalidity:
         ctx.state.emit(

@@ -27,7 +27,7 @@ from streams.domain.plan import (
     needs_visit,
     windows_newest_first,
 )
-from streams.errors import HostBusy, MailboxError, MailboxGone, MailboxUnusable, MailstreamsError, RetryLater
+from streams.errors import HostBusy, MailboxError, MailboxGone, MailstreamsError, RetryLater
 from streams.imap.session import ImapSession
 from streams.imap.values import Changes, Selected
 from streams.observer import RuntimeObserver
@@ -43,7 +43,7 @@ from streams.sync.context import (
     remove_previous,
     set_aside,
 )
-from streams.sync.epochs import extend_history, first_visit, renumbered, reset
+from streams.sync.epochs import extend_history, first_visit, opened_twice_alike, renumbered, reset
 from streams.sync.flags import apply_flags, flags_and_vanished
 from streams.sync.listing import apply_listing, list_server, show_views, views_among
 from streams.sync.moves import HeldRemovals
@@ -197,10 +197,9 @@ class AccountPass:
             await first_visit(self._ctx, session, box, selected)
             return None
         if (selected.uidvalidity or 0) != box.epoch:
-            again = await session.examine(record.wire_name)
-            if again.uidvalidity != selected.uidvalidity:
-                raise MailboxUnusable("its UIDVALIDITY changes each time it is opened", code="uidvalidity_unstable")
-            await reset(self._ctx, session, box, again, "uidvalidity_changed")
+            selected = await opened_twice_alike(session, record.wire_name, selected)
+        if (selected.uidvalidity or 0) != box.epoch:
+            await reset(self._ctx, session, box, selected, "uidvalidity_changed")
             return None
         if await renumbered(self._ctx, session, box):
             await reset(self._ctx, session, box, selected, "uids_renumbered")

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -425,16 +426,9 @@ class AccountRunner:
         await self._begin_work(shard_log, "poll")
         while not self._stopping:
             started = self._services.clock()
-            async with self._lock:
-                state = self._load(shard_log)
-                account_pass = AccountPass(
-                    state, self._settings, self._services.observer, self._memory, wall=self._services.wall
-                )
-                try:
-                    await account_pass.run(session)
-                    await self._passed(state, account_pass, started)
-                finally:
-                    await self._leave(state, account_pass)
+            async with self._at_work(partial(self._load, shard_log)) as (state, account_pass):
+                await account_pass.run(session)
+                await self._passed(state, account_pass, started)
             self._ready.set()
             self._due_at = started + jittered(self._interval(), random=random.random())
             if not await self._read_history(shard_log, session, slowly=self._throttled(session)):
@@ -475,8 +469,7 @@ class AccountRunner:
                         has_slot = bool(await self._unless_due(slots.acquire(), lambda _: slots.release()))
                         if not has_slot:
                             return not self._stopping
-                    async with self._lock:
-                        state = self._load(shard_log)
+                    async with self._holding(partial(self._load, shard_log)) as state:
                         if backfill is None or backfill.state is not state:
                             backfill = self._new_backfill(state)
                         before = backfill.read
@@ -576,11 +569,10 @@ class AccountRunner:
             return
         self._begun.add(what)
         self._working.add(what)
-        async with self._lock:
+        async with self._holding(partial(self._load, shard_log)) as state:
             if self._marked:
                 return
             self._marked = True
-            state = self._load(shard_log)
             state.record.unfinished += 1
             state.record.unfinished_at = self._services.wall()
             state.touch()
@@ -598,8 +590,7 @@ class AccountRunner:
 
     async def _tell(self, shard_log: ShardLog) -> None:
         """Publish the status now."""
-        async with self._lock:
-            state = self._load(shard_log)
+        async with self._holding(partial(self._load, shard_log)) as state:
             self._publish_status(state)
             await state.commit()
             self._leave_quietly(state)
@@ -663,52 +654,45 @@ class AccountRunner:
         failed = self.failure is not None
         hints = Hints()
         while self._wants_watch():
-            async with self._lock:
-                state = self._load(shard_log)
-                account_pass = AccountPass(
-                    state, self._settings, self._services.observer, self._memory, wall=self._services.wall
-                )
+            async with self._at_work(partial(self._load, shard_log)) as (state, account_pass):
                 box = state.watched()
-                try:
-                    if box is None or not box.record.selectable:
-                        raise RetryLater("the server shows no INBOX", code="no_inbox")
-                    inbox = box.record.wire_name
-                    if failed:
-                        failed, self._look_due, started = False, False, self._services.clock()
-                        await account_pass.run(session, always=inbox)
+                if box is None or not box.record.selectable:
+                    raise RetryLater("the server shows no INBOX", code="no_inbox")
+                inbox = box.record.wire_name
+                if failed:
+                    failed, self._look_due, started = False, False, self._services.clock()
+                    await account_pass.run(session, always=inbox)
+                    await self._passed(state, account_pass, started)
+                    if session.selected != inbox:
+                        continue
+                if not has_open(session, box):
+                    await account_pass.visit(session, box)
+                first = hints.due and self._settings.IMAP_NOTIFY and session.has("NOTIFY")
+                if first:
+                    # the STATUS of every folder comes first, so that nothing lies between a look and the watching
+                    hints.answered(accepted=await session.notify())
+                promoted, started = self._look_due, self._services.clock()
+                look = promoted or hints.wait_s(time.monotonic()) == 0.0
+                if session.pending_changes:
+                    changes = session.take_changes()
+                    if changes.throttled:
+                        raise HostBusy("the server asks for less", code="throttled")
+                    look = not await account_pass.take(session, box, changes) or look
+                    modseqs = session.has("CONDSTORE") or session.has("QRESYNC")
+                    hints.take(state, changes, modseqs=modseqs, first=first, wall=self._services.wall())
+                    self._seen(state)
+                if look:
+                    result = await account_pass.run(session, always=inbox)
+                    surprised = result.listing > 0 or bool(result.failed)
+                    hints.looked(time.monotonic(), elsewhere=result.visited > 1, surprised=surprised)
+                    if promoted:
+                        self._look_due = False
                         await self._passed(state, account_pass, started)
-                        if session.selected != inbox:
-                            continue
-                    if not has_open(session, box):
-                        await account_pass.visit(session, box)
-                    first = hints.due and self._settings.IMAP_NOTIFY and session.has("NOTIFY")
-                    if first:
-                        # the STATUS of every folder comes first, so that nothing lies between a look and the watching
-                        hints.answered(accepted=await session.notify())
-                    promoted, started = self._look_due, self._services.clock()
-                    look = promoted or hints.wait_s(time.monotonic()) == 0.0
-                    if session.pending_changes:
-                        changes = session.take_changes()
-                        if changes.throttled:
-                            raise HostBusy("the server asks for less", code="throttled")
-                        look = not await account_pass.take(session, box, changes) or look
-                        modseqs = session.has("CONDSTORE") or session.has("QRESYNC")
-                        hints.take(state, changes, modseqs=modseqs, first=first, wall=self._services.wall())
-                        self._seen(state)
-                    if look:
-                        result = await account_pass.run(session, always=inbox)
-                        surprised = result.listing > 0 or bool(result.failed)
-                        hints.looked(time.monotonic(), elsewhere=result.visited > 1, surprised=surprised)
-                        if promoted:
-                            self._look_due = False
-                            await self._passed(state, account_pass, started)
-                        self._seen(state)
-                        self._wake_for_history(state)
-                        if session.selected != inbox:
-                            continue
-                    self._unmark(state, "watch")
-                finally:
-                    await self._leave(state, account_pass)
+                    self._seen(state)
+                    self._wake_for_history(state)
+                    if session.selected != inbox:
+                        continue
+                self._unmark(state, "watch")
             if session.selected != inbox or session.pending_changes:
                 continue
             if self._phase_after() != self.phase:
@@ -733,8 +717,7 @@ class AccountRunner:
             if within is None or within != self._tier_told_within:
                 continue  # new, more urgent, or told meanwhile
             try:
-                async with self._lock:
-                    state = self._load(shard_log)
+                async with self._holding(partial(self._load, shard_log)) as state:
                     self._put_tier(state)
                     await state.commit()
                     self._leave_quietly(state)
@@ -779,16 +762,11 @@ class AccountRunner:
     ) -> _T:
         """Do something with a connection of its own, under the account's lock. Raises what the work raises."""
         shard_log = await self.shard.running()
-        async with self._session(purpose) as session, self._lock:
-            state = self._load_for_command(shard_log)
-            account_pass = AccountPass(
-                state, self._settings, self._services.observer, self._memory, wall=self._services.wall
-            )
-            try:
-                found: _T = await work(session, state, account_pass)
-            finally:
-                await self._leave(state, account_pass)
-            return found
+        async with (
+            self._session(purpose) as session,
+            self._at_work(partial(self._load_for_command, shard_log)) as (state, account_pass),
+        ):
+            return await work(session, state, account_pass)
 
     async def read_history(self, mailbox_ids: frozenset[str], report: Callable[[AccountState, int], None]) -> int:
         """Read the history of some mailboxes to its end, window by window; returns the messages added."""
@@ -803,8 +781,7 @@ class AccountRunner:
                 turn = await self._services.connector.history_turn(self._host())
                 read, mark = 0, session.traffic.bytes_received
                 try:
-                    async with self._lock:
-                        state = self._load_for_command(shard_log)
+                    async with self._holding(partial(self._load_for_command, shard_log)) as state:
                         if backfill is None or backfill.state is not state:
                             backfill = self._new_backfill(state)
                         emitted, before = state.emitted["message.added"], backfill.read
@@ -837,16 +814,49 @@ class AccountRunner:
             raise RetryLater("the runner stops", code="stopping")
         return self._load(shard_log)
 
-    async def _leave(self, state: AccountState, account_pass: AccountPass) -> None:
-        """Write what is pending, then give back the memory."""
-        try:
-            await account_pass.reader.settle()
-        finally:
-            self._leave_quietly(state)
+    @asynccontextmanager
+    async def _holding(self, load: Callable[[], AccountState]) -> AsyncIterator[AccountState]:
+        """The state, under the account's lock.
+
+        Who fails in a way that nothing foresees may have made one half of a change (a UID known, its identity and its
+        event missing). Then nothing that is in memory is written any more, by nobody.
+        """
+        async with self._lock:
+            state = load()
+            try:
+                yield state
+            except BaseException as error:
+                if not _leaves_whole(error):
+                    state.end()
+                raise
+
+    @asynccontextmanager
+    async def _at_work(self, load: Callable[[], AccountState]) -> AsyncIterator[tuple[AccountState, AccountPass]]:
+        """The state under the account's lock, and a pass. In the end what is pending is written, also after a failure
+        that was foreseen, and the memory given back.
+        """
+        async with self._lock:
+            state = load()
+            account_pass = AccountPass(
+                state, self._settings, self._services.observer, self._memory, wall=self._services.wall
+            )
+            try:
+                yield state, account_pass
+            except BaseException as error:
+                if not _leaves_whole(error):
+                    state.end()
+                raise
+            finally:
+                try:
+                    if not state.ended:
+                        await account_pass.reader.settle()
+                finally:
+                    self._leave_quietly(state)
 
     def _leave_quietly(self, state: AccountState) -> None:
-        self._seen(state)
-        if state.pending or self.tier != "hot":
+        if not state.ended:
+            self._seen(state)
+        if state.ended or state.pending or self.tier != "hot":
             self._state = None
         else:
             self._give_back_memory(state)
@@ -1087,6 +1097,14 @@ def _phase_of(state: AccountState) -> Phase:
     boxes = state.mailboxes.values()
     done = all(box.record.backfill_done or not box.synced or box.record.aside for box in boxes)
     return "running" if done else "syncing"
+
+
+def _leaves_whole(error: BaseException) -> bool:
+    """Whether a state is as good as the mirror after this failure: it was foreseen, between two changes and not in the
+    middle of one.
+    """
+    foreseen = isinstance(error, MailstreamsError) and not isinstance(error, ShardError)
+    return foreseen or isinstance(error, asyncio.CancelledError)
 
 
 def _set_aside(state: AccountState) -> dict[str, str]:

@@ -513,6 +513,32 @@ async def test_case_16_uidvalidity_zero_is_accepted_and_not_trusted(account: Acc
     assert engine.of("mailbox.reset")[0]["reason"] == "uids_renumbered"
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_case_17_a_uidvalidity_that_changes_between_two_openings_is_no_restless_one(
+    known: bool, account: Account, start: Start
+) -> None:
+    """Somebody resets a mailbox twice while it is looked at: that alone sets it aside for no hours."""
+    fill(account, 5)
+    account.create("Work")
+    fill(account, 5, "Work", first=100)
+    engine = await start(QRESYNC)
+    if known:
+        await engine.catch_up()
+    work = account.mailboxes["Work"]
+
+    def replaced(lines: list[bytes]) -> list[Action]:
+        work.new_epoch()
+        return list(lines)
+
+    engine.server.bend(r"LIST ", replaced, times=1)
+    openings = engine.server.bend(r"EXAMINE .*Work", replaced, times=2)
+    await engine.look()
+    assert openings.used == 2
+    await engine.catch_up()
+    engine.agrees(account)
+    assert not any(box.record.aside for box in engine.state().mailboxes.values())
+
+
 async def test_case_17_a_restless_folder_is_set_aside_alone(account: Account, start: Start) -> None:
     """Its UIDVALIDITY changes at each EXAMINE; INBOX goes on; once it holds still it comes back by itself."""
     fill(account, 5)

@@ -16,7 +16,7 @@ from streams.imap.hosts import HostGate, HostPolicy
 from streams.imap.session import ImapSession
 from streams.sync.passes import AccountPass
 from streams.sync.runner import AccountRunner
-from streams.sync.state import AccountState
+from streams.sync.state import AccountState, MailboxState
 from tests.fixtures.engine import letter
 from tests.fixtures.runner import Running, until
 from tests.integration.engine.conftest import Run
@@ -623,6 +623,44 @@ async def test_s9_a_command_that_outlives_a_runner_that_died_writes_nothing_more
     await until(lambda: running.agrees(account), what="and goes on")
     numbers = [event["sequence"] for event in running.events()]
     assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("hot", [False, True])
+async def test_s3_half_a_change_is_never_written(
+    hot: bool, account: Account, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local store fails (its disk is full) between a message's flags and its identity: neither reaches the log."""
+    fill(account, 5)
+    running = await run(QRESYNC, POLL_COLD=0.2, POLL_WARM=0.2)
+    await running.start(hot=hot)
+    await settled(running, account)
+    put, id_segment = MailboxState.put, MailboxState._id_segment
+    within: list[int] = []
+    failed: list[int] = []
+
+    def putting(box: MailboxState, uid: int, *rest: Any) -> Any:
+        within.append(uid)
+        try:
+            return put(box, uid, *rest)
+        finally:
+            within.clear()
+
+    def fails_once(box: MailboxState, epoch: int, base: int) -> Any:
+        if within and not failed:
+            failed.extend(within)
+            raise OSError("IO error: While appending to file: File too large")
+        return id_segment(box, epoch, base)
+
+    monkeypatch.setattr(MailboxState, "put", putting)
+    monkeypatch.setattr(MailboxState, "_id_segment", fails_once)
+    fill(account, 2, first=100)
+    await until(lambda: failed)
+    await settled(running, account)
+    await running.crash()
+    await running.start()
+    account.mailboxes["INBOX"].expunge(account.mailboxes["INBOX"].uids[-1])
+    await settled(running, account)
+    assert not running.shard.unreadable
 
 
 async def test_a_damaged_mirror_stops_the_shard_and_concludes_nothing(account: Account, run: Run) -> None:
