@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import getpass
 import json
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -147,13 +148,22 @@ def ask_secret(*, from_stdin: bool, file: Path | None, prompt: str) -> Secret:
         except (OSError, UnicodeDecodeError) as error:
             raise click.UsageError(f"the file with the secret cannot be read ({type(error).__name__})") from None
     elif sys.stdin.isatty():
-        text = getpass.getpass(prompt)
+        text = _asked(prompt)
     else:
         raise click.UsageError("no terminal to ask for the password at: use --password-stdin or --password-file")
     text = text.removesuffix("\n").removesuffix("\r")
     if not _is_secret(text):
         raise click.UsageError("the secret must be one line that is not empty")
     return Secret(text)
+
+
+def _asked(prompt: str) -> str:
+    # asyncio takes the first Ctrl-C for a wish to cancel its task, which waits here and hears of nothing.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return getpass.getpass(prompt)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _is_secret(text: str) -> bool:

@@ -12,7 +12,15 @@ from typing import Final, cast
 from streams.directory.accounts import AccountConnection, AccountStore
 from streams.directory.credentials import CredentialBox
 from streams.directory.sources import CredentialSources
-from streams.errors import AccountError, AddressRefused, CredentialsRefused, InsecureConnection, MailstreamsError
+from streams.errors import (
+    AccountError,
+    AddressRefused,
+    ConnectionLost,
+    CredentialsRefused,
+    InsecureConnection,
+    MailstreamsError,
+    RetryLater,
+)
 from streams.imap.addresses import AddressPolicy
 from streams.imap.connecting import connect
 from streams.imap.hosts import HostGate, HostPolicy, server_key
@@ -26,6 +34,8 @@ SHOWN_CAPABILITIES: Final = ("IDLE", "CONDSTORE", "QRESYNC", "NOTIFY", "LIST-STA
 _NOT_THE_OWN: Final = "this provider wants an app password, or OAuth2, rather than the account's own password"
 _SPOKE_PLAINLY: Final = "WRONG_VERSION_NUMBER"
 """How OpenSSL calls an answer that is no TLS."""
+_NOBODY_LISTENS: Final = "ConnectionRefusedError"
+_SAID_NOTHING: Final = "did not say in time what it is"
 _HINTS: Final[Mapping[str, str]] = {
     "imap.gmail.com": _NOT_THE_OWN,
     "imap.mail.yahoo.com": _NOT_THE_OWN,
@@ -111,9 +121,16 @@ def _hint(error: MailstreamsError, text: str, host: str) -> str | None:
         case CredentialsRefused():
             return _HINTS.get(host.lower())
         case AddressRefused():
-            return "addresses of private networks and of this machine are dialled only where IMAP_ALLOW_PRIVATE is set"
+            return (
+                "check its spelling; addresses of private networks and of this machine are dialled only where"
+                " IMAP_ALLOW_PRIVATE is set"
+            )
         case InsecureConnection() if _SPOKE_PLAINLY in text:
             return "that port begins without TLS, try --tls starttls"
+        case ConnectionLost() if _NOBODY_LISTENS in text:
+            return "nothing listens there, check the host and its port"
+        case RetryLater() if _SAID_NOTHING in text:
+            return "that port may begin with TLS, try --tls tls"
     return None
 
 

@@ -41,7 +41,11 @@ async def _serve(directory: Path | None) -> int:
         for user in USERS:
             stack.mail.add_user(user, PASSWORD)
         _explain(stack)
-        await stopping
+        failing = asyncio.create_task(stack.failure())
+        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            raise failing.result()
+        failing.cancel()
     finally:
         _progress("stopping")
         await stack.stop()

@@ -27,6 +27,12 @@ class ServiceFailed(LocalStackError):
         super().__init__(f"{service}: {reason}{ending}")
 
 
+class DirectoryInUse(LocalStackError):
+    """Another stack runs on the same data. Two brokers on one directory destroy it."""
+
+    code = "local_directory_in_use"
+
+
 class Unavailable(LocalStackError):
     """A piece that the service is made of is not installed or cannot be downloaded."""
 

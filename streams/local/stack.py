@@ -7,6 +7,7 @@ directory that was made here is removed. What the environment names is never sta
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -14,9 +15,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from streams.local.dovecot import Dovecot, DovecotOptions
+from streams.local.errors import DirectoryInUse, ServiceFailed
 from streams.local.jars import Progress
 from streams.local.kafka import Kafka
 from streams.local.postgres import Postgres
@@ -24,7 +26,7 @@ from streams.local.pymap_server import PymapServer
 from streams.local.server import LocalServer
 
 USUAL_PORTS = {"kafka": 9092, "postgres": 5432, "imap": 10143, "imaps": 10993}
-
+LOOK_EVERY_S = 1.0
 
 MailServer = Dovecot | PymapServer
 
@@ -50,6 +52,7 @@ class LocalStack:
         self._temporary = directory is None
         self.directory = directory or _temporary_directory()
         self._given = given
+        self._held: IO[str] | None = None
         ports = (USUAL_PORTS if usual_ports else dict.fromkeys(USUAL_PORTS, 0)) | self._earlier_ports()
         self.kafka = (
             None
@@ -103,6 +106,7 @@ class LocalStack:
 
     async def start(self) -> None:
         """Start everything at once. Raises `LocalStackError`, with nothing left running."""
+        self._lock()
         try:
             async with asyncio.TaskGroup() as group:
                 for service in self.services:
@@ -120,9 +124,38 @@ class LocalStack:
         ends = await asyncio.gather(*(service.stop() for service in self.services), return_exceptions=True)
         if self._temporary:
             await asyncio.to_thread(shutil.rmtree, self.directory, True)
+        if self._held is not None:
+            self._held.close()
+            self._held = None
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+    async def failure(self) -> ServiceFailed:
+        """Wait until a service ends that nobody stopped."""
+        while True:
+            for service in self.services:
+                if not service.process.running:
+                    return ServiceFailed(service.name, "has ended by itself", service.process.log_tail())
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _lock(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        held = (self.directory / ".lock").open("a+")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.seek(0)
+            owner = held.read().strip() or "unknown"
+            held.close()
+            raise DirectoryInUse(
+                f"{self.directory} is in use by another stack (process {owner}): stop that one first, or keep the data"
+                " of this one in another directory"
+            ) from None
+        held.truncate(0)
+        held.write(str(os.getpid()))
+        held.flush()
+        self._held = held
 
     def environment(self) -> dict[str, str]:
         """The settings under which the product uses this stack."""

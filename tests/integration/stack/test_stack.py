@@ -17,7 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from imapclient.exceptions import LoginError
 
 from streams.local.dovecot import Dovecot, DovecotOptions
-from streams.local.errors import ServiceFailed
+from streams.local.errors import DirectoryInUse, ServiceFailed
 from streams.local.kafka import Kafka
 from streams.local.postgres import Postgres
 from streams.local.process import ChildProcess
@@ -223,6 +223,27 @@ async def test_kept_stack_comes_back_at_the_same_addresses(private_directory: Pa
     async with LocalStack(private_directory, given=given) as stack:
         assert stack.environment() == addresses
         assert stack.mail.port == mail_port
+
+
+async def test_a_directory_belongs_to_one_stack(private_directory: Path) -> None:
+    """Two brokers on one directory destroy it, and the second does not get so far."""
+    given = {"KAFKA_BOOTSTRAP_SERVERS": "elsewhere:1", "POSTGRES_DSN": "postgresql://elsewhere/x"}
+    async with LocalStack(private_directory, given=given) as first:
+        with pytest.raises(DirectoryInUse, match=str(os.getpid())):
+            await LocalStack(private_directory, given=given).start()
+        assert first.mail.process.running
+    async with LocalStack(private_directory, given=given):
+        pass
+
+
+async def test_a_service_that_ends_by_itself_is_told(private_directory: Path) -> None:
+    given = {"KAFKA_BOOTSTRAP_SERVERS": "elsewhere:1", "POSTGRES_DSN": "postgresql://elsewhere/x"}
+    async with LocalStack(private_directory, given=given) as stack:
+        failing = asyncio.create_task(stack.failure())
+        await stack.mail.process.kill()
+        error = await asyncio.wait_for(failing, DEADLINE_S)
+    assert error.service == stack.mail.name
+    assert "by itself" in str(error)
 
 
 async def test_failure_of_a_service_shows_the_end_of_its_log(private_directory: Path) -> None:

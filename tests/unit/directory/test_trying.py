@@ -14,7 +14,10 @@ from streams.errors import AddressRefused, ConnectionLost, CredentialsRefused, I
         (AddressRefused("the host cannot be used"), "IMAP_ALLOW_PRIVATE"),
         (InsecureConnection("TLS could not be set up (WRONG_VERSION_NUMBER)"), "--tls starttls"),
         (CredentialsRefused("the server refused the login: NO."), "the server refused the login: NO."),
+        (AddressRefused("the host cannot be used"), "check its spelling"),
         (ConnectionLost("the host could not be reached"), "try again later"),
+        (ConnectionLost("the host could not be reached (ConnectionRefusedError)"), "nothing listens there"),
+        (ConnectionLost("the host took the connection but did not say in time what it is"), "--tls tls"),
     ],
 )
 def test_it_is_one_sentence_with_the_usual_cure(error: MailstreamsError, said: str) -> None:
