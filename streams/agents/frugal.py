@@ -110,13 +110,14 @@ def pace_fetches(fetcher: Any, *, every_s: float = FETCH_EVERY_S) -> None:
 
     async def paced(assignment: Any, node_id: Any, request: Any) -> Any:
         early = begun.get(node_id, 0.0) + every_s - time.monotonic()
-        if early > 0:
-            try:
+        try:
+            if early > 0:
                 await asyncio.sleep(early)
-            except asyncio.CancelledError:
-                # As the fetch itself has it: nobody wants the answer any more, and whoever cancels looks at no error.
-                return False
-        begun[node_id] = time.monotonic()
-        return await fetch(assignment, node_id, request)
+            begun[node_id] = time.monotonic()
+            return await fetch(assignment, node_id, request)
+        except asyncio.CancelledError:
+            # Nobody wants the answer any more, and whoever cancels looks at no error: one out of the pause that follows
+            # a broker's failure ended the thread before it had left the group.
+            return False
 
     fetcher._proc_fetch_request = paced

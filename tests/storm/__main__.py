@@ -1,6 +1,6 @@
 """`make storm`, `make storm-selftest`, `make soak`: see docs/reliability.md.
 
-SEED=7 MINUTES=3 WORKERS=3 make storm      one storm, or SEEDS=20 of them, from SEED on
+SEED=7 MINUTES=3 WORKERS=3 make storm      one storm, or SEEDS=20 of them, from SEED on (AT_ONCE=2: two at a time)
 make storm-selftest                        proof that the checker sees what is broken on purpose (ONLY=name)
 HOURS=8 make soak                          a light storm for long, with memory and descriptors watched
 """
@@ -14,12 +14,18 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from tests.storm.storm import Options, Outcome, storm
+
+STREAMS: Final = Path(__file__).parents[2] / "streams"
 
 
 def main() -> int:
@@ -30,6 +36,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("MINUTES", "3")))
     parser.add_argument("--workers", type=int, default=int(os.environ.get("WORKERS", "3")))
     parser.add_argument("--accounts", type=int, default=int(os.environ.get("ACCOUNTS", "9")))
+    parser.add_argument("--at-once", type=int, default=int(os.environ.get("AT_ONCE", "1")), help="storms at a time")
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the logs of storms that were true, too")
     parser.add_argument("--selftest", action="store_true")
@@ -45,7 +52,11 @@ def main() -> int:
     # Brokers that come and go are what this is about; clients that say so would hide the report.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     failed: list[int] = []
-    for seed in range(options.seed, options.seed + options.seeds):
+    seeds = range(options.seed, options.seed + options.seeds)
+    if options.at_once > 1 and options.seeds > 1:
+        failed = at_once(seeds, options.at_once)
+        seeds = range(0)
+    for seed in seeds:
         wanted = Options(
             seed=seed,
             minutes=options.minutes,
@@ -58,6 +69,18 @@ def main() -> int:
     if options.seeds > 1:
         print(f"{options.seeds - len(failed)} of {options.seeds} storms were true; failed seeds: {failed or 'none'}")
     return 1 if failed else 0
+
+
+def at_once(seeds: Iterable[int], number: int) -> list[int]:
+    """Several storms at a time, each in a process of its own, with the settings of this one. Returns what failed."""
+
+    def one(seed: int) -> int:
+        command = [sys.executable, "-m", "tests.storm", *sys.argv[1:], "--seed", str(seed), "--seeds", "1"]
+        return subprocess.run(command, check=False).returncode
+
+    compileall.compile_dir(STREAMS, quiet=1)
+    with ThreadPoolExecutor(number) as pool:
+        return [seed for seed, code in zip(seeds, pool.map(one, seeds), strict=True) if code]
 
 
 async def _flood(number: int, seed: int) -> int:
@@ -85,7 +108,7 @@ async def _flood(number: int, seed: int) -> int:
 def run(options: Options, *, keep: bool = False) -> bool:
     """One storm with its report; whether it was true. Its logs are kept when it was not."""
     # Python writes half a .pyc where a worker's disk is full, which all workers of this tree would read.
-    compileall.compile_dir(Path(__file__).parents[2] / "streams", quiet=1)
+    compileall.compile_dir(STREAMS, quiet=1)
     directory = Path(tempfile.mkdtemp(prefix=f"ms-storm-{options.seed}-"))
     directory.chmod(0o711)
     outcome: Outcome | None = None

@@ -43,10 +43,21 @@ async def test_fetches_from_a_broker_are_apart_and_the_first_after_a_quiet_time_
     assert time.monotonic() - before < EVERY_S / 2
 
 
-async def test_a_fetch_that_is_cancelled_while_it_waits_ends_as_the_client_expects() -> None:
+@pytest.mark.parametrize("pauses", [False, True])
+async def test_a_fetch_that_is_cancelled_while_it_waits_ends_as_the_client_expects(pauses: bool) -> None:
     fetcher = _Fetcher()
-    pace_fetches(fetcher, every_s=10.0)
-    await fetcher._proc_fetch_request(None, 1, None)
+    fetcher.at.append((1, 0.0))
+    if pauses:  # after a failure, as aiokafka does
+
+        async def fetch(assignment: Any, node_id: int, request: Any) -> bool:
+            await asyncio.sleep(60)
+            return True
+
+        fetcher._proc_fetch_request = fetch  # type: ignore[method-assign]
+    pace_fetches(fetcher, every_s=0.0 if pauses else 10.0)
+    if not pauses:
+        fetcher.at.clear()
+        await fetcher._proc_fetch_request(None, 1, None)
     waiting = asyncio.create_task(fetcher._proc_fetch_request(None, 1, None))  # type: ignore[arg-type,var-annotated]
     await asyncio.sleep(0)
     waiting.cancel()
