@@ -841,17 +841,17 @@ class AccountRunner:
                 state, self._settings, self._services.observer, self._memory, wall=self._services.wall
             )
             try:
-                yield state, account_pass
-            except BaseException as error:
-                if not _leaves_whole(error):
-                    state.end()
-                raise
-            finally:
                 try:
+                    yield state, account_pass
+                except BaseException as error:
+                    if not _leaves_whole(error):
+                        state.end()
                     if not state.ended:
                         await account_pass.reader.settle()
-                finally:
-                    self._leave_quietly(state)
+                    raise
+                await account_pass.reader.settle()  # raises when the state was ended: what was done is not written
+            finally:
+                self._leave_quietly(state)
 
     def _leave_quietly(self, state: AccountState) -> None:
         if not state.ended:
