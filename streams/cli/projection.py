@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +26,9 @@ from streams.projection.topic_ids import topic_facts
 from streams.settings import Settings
 
 _KAFKA_S = 20.0
+_MARKS = 16
+"""So few records behind the end may be nothing but marks of transactions, which is looked up."""
+_MARKS_S = 3.0
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -79,7 +84,7 @@ async def status(cli: Invocation, *, as_json: bool) -> int:
     settings = cli.settings
     async with StatusReader.connected(settings) as reader:
         positions = await reader.positions()
-    ends, ids, away = await _ends(settings)
+    ends, ids, away = await _ends(settings, positions)
     rows = [_judged(position, ends, ids) for position in positions]
     known = {(row["topic"], row["partition"]) for row in rows}
     unprojected = sorted(set(ends) - known) if positions or ends else []
@@ -106,8 +111,13 @@ def _judged(position: StoredPosition, ends: dict[tuple[str, int], int], ids: dic
     }
 
 
-async def _ends(settings: Settings) -> tuple[dict[tuple[str, int], int], dict[str, str], str | None]:
-    """Ends of the projected partitions and ids of their topics, or why they cannot be told."""
+async def _ends(
+    settings: Settings, positions: Sequence[StoredPosition]
+) -> tuple[dict[tuple[str, int], int], dict[str, str], str | None]:
+    """Ends of the projected partitions and ids of their topics, or why they cannot be told.
+
+    Where no event lies between a position and the end, the position is the end: the rest are marks of transactions.
+    """
     consumer = AIOKafkaConsumer(**settings.kafka_client(), isolation_level="read_committed", enable_auto_commit=False)
     try:
         async with asyncio.timeout(_KAFKA_S):
@@ -115,6 +125,13 @@ async def _ends(settings: Settings) -> tuple[dict[tuple[str, int], int], dict[st
             facts = await topic_facts(consumer, [settings.topic(name) for name in PROJECTED])
             partitions = [TopicPartition(name, number) for name, found in facts.items() for number in found.partitions]
             ends = await consumer.end_offsets(partitions)
+            near = {
+                partition: position.next_offset
+                for position in positions
+                if (partition := TopicPartition(settings.topic(position.topic), position.partition)) in ends
+                and 0 < ends[partition] - position.next_offset <= _MARKS
+            }
+            ends |= {partition: near[partition] for partition in await _without_events(consumer, near, ends)}
     except (KafkaError, OSError, TimeoutError, ServiceUnavailable) as error:
         return {}, {}, f"Kafka does not answer ({type(error).__name__})"
     finally:
@@ -125,6 +142,25 @@ async def _ends(settings: Settings) -> tuple[dict[tuple[str, int], int], dict[st
         {name.removeprefix(prefix): str(found.topic_id) for name, found in facts.items()},
         None,
     )
+
+
+async def _without_events(
+    consumer: AIOKafkaConsumer, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]
+) -> set[TopicPartition]:
+    """Partitions that hold no event from their start to their end."""
+    if not starts:
+        return set()
+    consumer.assign(list(starts))
+    for partition, offset in starts.items():
+        consumer.seek(partition, offset)
+    waiting, without = set(starts), set()
+    deadline = time.monotonic() + _MARKS_S
+    while waiting and time.monotonic() < deadline:
+        waiting -= set(await consumer.getmany(*waiting, timeout_ms=200))
+        passed = {partition for partition in waiting if await consumer.position(partition) >= ends[partition]}
+        without |= passed
+        waiting -= passed
+    return without
 
 
 def _show(rows: list[dict[str, Any]], unprojected: list[tuple[str, int]], away: str | None) -> None:

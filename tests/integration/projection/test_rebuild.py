@@ -162,6 +162,14 @@ async def test_the_commands(settings: Settings, log_writer: LogWriter, rows: Row
     found = json.loads(told.stdout)
     assert (found["kafka"], found["never_projected"]) == ("ok", [])
     assert {row["lag"] for row in found["positions"]} == {0}
+    # Where a projector stands after the last event: before the mark that ends its transaction.
+    written = (
+        "UPDATE mail.positions SET next_offset = next_offset - $1 WHERE topic = 'mailbox.changes' AND next_offset > 1"
+    )
+    await rows.connection.execute(written, 1)
+    assert {row["lag"] for row in json.loads((await run("status", "--json")).stdout)["positions"]} == {0}
+    await rows.connection.execute(written, 1)
+    assert {row["lag"] for row in json.loads((await run("status", "--json")).stdout)["positions"]} == {0, 2}
     assert "mailbox.changes" in (await run("status")).stdout
     await rows.connection.execute("UPDATE mail.positions SET topic_id = gen_random_uuid()")
     assert (await run("status")).exit_code == 1
