@@ -18,6 +18,8 @@ from streams.cli.frame import Invocation, asynchronous
 from streams.projection.status import AccountStatus, MailboxStatus, StatusReader
 
 _ROWS_AT_ONCE: Final = 200
+_WIDE: Final = 140
+"""Columns that the table needs."""
 
 
 @click.command("list")
@@ -52,6 +54,9 @@ class _Listing:
     def __init__(self, as_json: bool) -> None:
         self._json = as_json
         self._count = 0
+        console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        self._narrow = console if console.width < _WIDE else None
+        self._console = console
         self._table = Table(box=None, header_style="bold")
         for name in ("account", "user", "mailbox", "state", "phase", "tier", "messages", "last sync", "error"):
             self._table.add_column(name, overflow="fold", no_wrap=name == "account")
@@ -64,6 +69,9 @@ class _Listing:
             if self._json:
                 click.echo(",\n " if self._count else "\n ", nl=False)
                 click.echo(to_json(_described(account, status)), nl=False)
+            elif self._narrow is not None:
+                for line in in_lines(account, status):
+                    self._narrow.print(line, soft_wrap=True)
             else:
                 reason = account.state if not account.reason else f"{account.state}: {account.reason}"
                 error = f"{status.error_code}: {status.error_message}" if status and status.error_code else ""
@@ -85,9 +93,25 @@ class _Listing:
         if self._json:
             click.echo("\n]" if self._count else "]")
         elif self._count:
-            Console(width=None if sys.stdout.isatty() else 200).print(self._table)
+            if self._narrow is None:
+                self._console.print(self._table)
         else:
             click.echo("no accounts; `faust -A streams accounts add` adds one", err=True)
+
+
+def in_lines(account: Any, status: AccountStatus | None) -> Iterator[Text]:
+    """An account where a table has no room: a line that says how it does, a line that says whose it is, and its error.
+    What others have written is shown as it is: a `[/x]` in it is no markup.
+    """
+    how = [account.state if not account.reason else f"{account.state}: {account.reason}"]
+    if status:
+        messages = "" if status.messages is None else f"{status.messages} messages"
+        how += [status.phase or "", status.tier or "", messages]
+    yield Text.assemble((account.account_id, "bold"), "  ", "  ".join(filter(None, how)))
+    seen = f", last sync {_time(status.last_sync_at)}" if status and status.last_sync_at else ""
+    yield Text(f"    {account.user_id}: {account.username} at {account.host}:{account.port}{seen}")
+    if status and status.error_code:
+        yield Text(f"    {status.error_code}: {status.error_message}")
 
 
 @click.command("show")

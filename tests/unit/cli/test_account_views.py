@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.cli.account_views import _folder, _folders_table, _Listing, account_facts
+from streams.cli.account_views import _folder, _folders_table, _Listing, account_facts, in_lines
 from streams.projection.status import AccountStatus, MailboxStatus
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -95,3 +95,17 @@ def test_what_users_and_mail_servers_write_is_never_markup_in_a_listing(capsys: 
     assert "[/u]" in shown
     assert "[red]ada" in shown
     assert "[/x] :smile:" in " ".join(shown.split())
+
+
+def test_where_a_table_has_no_room_an_account_is_told_in_lines() -> None:
+    lines = [line.plain for line in in_lines(ACCOUNT, STATUS)]
+    assert lines == [
+        "a1  live  running  hot  120 messages",
+        "    u1: ada at imap.test:993, last sync 2026-11-30 11:59:00Z",
+    ]
+    failing = replace(STATUS, error_code="host_busy", error_message="[/x] later", last_sync_at=None)
+    assert [line.plain for line in in_lines(ACCOUNT, failing)][1:] == [
+        "    u1: ada at imap.test:993",
+        "    host_busy: [/x] later",
+    ]
+    assert [line.plain for line in in_lines(ACCOUNT, None)][0] == "a1  live"
