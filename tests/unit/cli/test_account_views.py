@@ -108,4 +108,4 @@ def test_where_a_table_has_no_room_an_account_is_told_in_lines() -> None:
         "    u1: ada at imap.test:993",
         "    host_busy: [/x] later",
     ]
-    assert [line.plain for line in in_lines(ACCOUNT, None)][0] == "a1  live"
+    assert next(in_lines(ACCOUNT, None)).plain == "a1  live"
