@@ -35,6 +35,8 @@ from streams.errors import PoisonRecord
 
 EXIT_UNFINISHED: Final = 3
 FOLLOW_S: Final = 3600.0
+UNTAKEN_S: Final = 5.0
+"""After this long without a word of a worker whoever waits is told so."""
 
 
 @click.group("send")
@@ -239,6 +241,9 @@ async def _send(
             except TimeoutError:
                 click.echo(f"not concluded after {follow_s:g} s; it goes on as {sent.command_id}", err=True)
                 return EXIT_UNFINISHED
+            except asyncio.CancelledError:
+                click.echo(f"it goes on as {sent.command_id}", err=True)
+                raise
     return _show_outcome(event, as_json)
 
 
@@ -275,7 +280,8 @@ def _show_outcome(event: AnyCommandEvent, as_json: bool) -> int:
             click.echo(f"{name}: {shown}")
     elif isinstance(event, CommandFailure):
         again = "; trying again later may help" if event.retryable else ""
-        click.echo(f"failed ({event.code}) after {event.attempts} attempts: {event.message}{again}", err=True)
+        attempts = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
+        click.echo(f"failed ({event.code}) after {attempts}: {event.message}{again}", err=True)
     return 0 if isinstance(event, CommandSuccess) else EXIT_FAILURE
 
 
@@ -296,15 +302,32 @@ class _Bar:
         )
         self._task: TaskID = self._progress.add_task(command.kind, total=1.0, start=False, message="waiting")
 
+        self._tells = shown
+        self._untaken: asyncio.TimerHandle | None = None
+
     def __enter__(self) -> _Bar:
         self._progress.start()
+        self._untaken = asyncio.get_running_loop().call_later(UNTAKEN_S, self._is_untaken)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._taken()
         self._progress.stop()
+
+    def _taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+
+    def _is_untaken(self) -> None:
+        message = "no worker has taken it yet; `faust -A streams status` shows who runs"
+        if not self._progress.disable:
+            self._progress.update(self._task, message=message)
+        elif self._tells:
+            click.echo(message, err=True)
 
     def show(self, event: AnyCommandEvent) -> None:
         """Move the bar."""
+        self._taken()
         match event:
             case CommandStarted():
                 self._progress.start_task(self._task)

@@ -12,6 +12,7 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
+from streams.cli import send as sending
 from streams.cli.dead_letters import group as dead_letters
 from streams.cli.send import group as send
 from streams.commands.dead_letters import LetterDesk, LetterUnknown, read_letters
@@ -74,12 +75,14 @@ async def test_a_failure_is_told_with_its_code(jobs: Jobs) -> None:
     async with JobWorker(jobs, registry(refusing=refusing)):
         result = await run(send, "job", "refusing", next(jobs.accounts), "--timeout", "30")
         assert result.exit_code == 1
-        assert "failed (refused) after 1 attempts: not today" in result.stderr
+        assert "failed (refused) after 1 attempt: not today" in result.stderr
 
 
-async def test_one_that_is_not_concluded_in_time_goes_on(jobs: Jobs) -> None:
+async def test_one_that_is_not_concluded_in_time_goes_on(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "UNTAKEN_S", 0.1)
     result = await run(send, "sync-now", next(jobs.accounts), "--timeout", "0.5")
     assert result.exit_code == 3
+    assert result.stderr.index("no worker has taken it yet") < result.stderr.index("it goes on as")
     (record,) = await jobs.records(topics.COMMANDS)
     assert json.loads(record.value)["kind"] == "sync_now"
 
