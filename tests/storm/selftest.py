@@ -205,6 +205,10 @@ async def _scene(fleet: Fleet, services: StormServices, way: Way) -> None:
 
 async def _sleeper(fleet: Fleet, trigger: Path) -> None:
     """A member that sleeps between its assignment and its fence, and wakes when another has taken over."""
+    # It has been here before, so that it knows the accounts when it comes again: else it would have nothing to write.
+    before_it_sleeps = await fleet.ready_worker("one")
+    await fleet.caught_up()
+    await before_it_sleeps.stop()
     trigger.touch()
     sleeper = fleet.start_worker("one")
     deadline = time.monotonic() + 60
