@@ -11,7 +11,7 @@ from tests.scripted_imap.bending import Drop, Pieces
 from tests.scripted_imap.model import Account
 from tests.scripted_imap.script import EXAMINE_DIALOGUE, LOGIN_DIALOGUE, ScriptedServer
 from tests.scripted_imap.server import BARE, CONDSTORE, FULL, QRESYNC, ImapServer, Profile
-from tests.unit.imap.dialling import QUICK, chunks, fetch, logged_in
+from tests.unit.imap.dialling import PATIENT, QUICK, chunks, fetch, logged_in
 
 SEEN = frozenset({b"\\Seen"})
 
@@ -423,7 +423,7 @@ async def test_case_73_authenticated_but_not_connected_is_a_permission() -> None
 
 
 async def test_case_76_throttling_in_an_ok_is_noticed() -> None:
-    async with ImapServer([account()], FULL) as server, logged_in(server, examine=b"INBOX") as session:
+    async with ImapServer([account()], FULL) as server, logged_in(server, limits=PATIENT, examine=b"INBOX") as session:
         server.bend("NOOP", lambda answer: [answer[-1].replace(b"OK", b"OK [THROTTLED] Success")])
         await session.noop()
         assert session.take_changes().throttled
